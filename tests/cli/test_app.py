@@ -26,6 +26,7 @@ from vitcli.cli.features import Classifier
 from vitcli.cli.options import DATA, PANELS, RUN, Compute, FeatureLayer, Tracker, option
 from vitcli.cli.options import command as option_groups
 from vitcli.errors import VitError, nearest, nearest_path
+from vitcli.recipe import auto
 from vitcli.recipe.schema import KEYS
 from vitcli.training import tracking
 
@@ -185,14 +186,14 @@ def test_the_commands_come_in_four_groups(panel):
 
 
 def test_numbers_and_choices_in_help_are_those_of_recipes_and_schema():
-    shown = " ".join(run("finetune", "--help").out.split()) + " ".join(run("fewshot", "--help").out.split())
+    shown = " ".join(run("pretrain", "--help").out.split()) + " ".join(run("fewshot", "--help").out.split())
     defaults = [
         (*pair, key)
         for pairs, key in re.findall(r"by the recipe; ([^)]*)\)\. \[([\w.]+)\]", shown)
         for pair in re.findall(r"(\w+/default): ([\d.,]*\d)", pairs)
     ]
 
-    assert len(defaults) >= 12
+    assert len(defaults) >= 6
     for name, number, key in defaults:
         value = recipe.flat(recipe.load(name, training=False))[key]
         assert str(value).strip("(),").replace(" ", "") == number, key
@@ -214,6 +215,14 @@ FIRST_TRIES = {
     "finetune --epochs 2 --steps 3": "--epochs", "finetune --device gpu": "did you mean 'cuda'?",
     "finetune --device 1": "did you mean 'cuda:1'?", "finetune --steps few": "--steps must be a whole number",
     "finetune --device cuda:0 --num-processes 2": "2 processes need a GPU each",
+    "finetune --lora 8": "--set model.lora_rank=VALUE", "finetune --opt adamw": "--set optimizer.name=VALUE",
+    "finetune --sched cosine": "--set schedule.decay=VALUE", "finetune --num-classes 9": "leave it out",
+    "finetune --gradient_accumulation_steps 2": "did you mean '--per-device-batch'?",
+    "finetune --warmup-epochs 5": "--set schedule.warmup=VALUE", "finetune --wandb": "--track wandb",
+    "finetune --early-stopping": "--set train.patience=VALUE",
+    "finetune -b 8": "did you mean '--batch-size'?",
+    "finetune --set optimizer.name=adamw": "adam is AdamW here",
+    "finetune --set optimizer.wd=0.1": "wd is written optimizer.weight_decay",
 }  # fmt: skip
 
 
@@ -224,7 +233,7 @@ def test_a_first_try_is_answered_with_what_to_type(words, tmp_path, monkeypatch)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "summary.json").touch()
 
-    check_error(run(*words.split()), 5 if "--num" in words else 2, FIRST_TRIES[words])
+    check_error(run(*words.split()), 5 if "--num-p" in words else 2, FIRST_TRIES[words])
 
 
 @pytest.mark.parametrize(
@@ -569,3 +578,24 @@ def test_a_bug_has_exit_code_1_and_a_file_and_no_escape_of_a_name_reaches_the_te
 
     check_error(outcome, 1, "a bug in vit: ZeroDivisionError", str(report))
     assert "\x1b" not in outcome.err and "ZeroDivisionError" in report.read_text()
+
+
+GIVEN = {"data.dataset": "./photos", "model.ckpt": "demo"}
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?(?:e-\d+)?", text)]
+
+
+def test_the_defaults_in_the_help_are_those_of_the_recipes_that_a_folder_gets():
+    few, some, many = (recipe.load(f"modern/finetune-{size}", (), GIVEN) for size in ("few", "some", "many"))
+    told = {"steps": [few.schedule.steps, some.schedule.steps, many.schedule.epochs]}
+    told |= {"batch-size": [few.train.batch_size, auto.SOME, many.train.batch_size]}
+    told |= {"lr": [each.optimizer.lr for each in (few, some, many)], "seed": [0], "runs": [1]}
+    page = " ".join(run("finetune", "--help").out.split())
+
+    assert few.train.batch_size == some.train.batch_size
+    assert {(each.train.seed, each.train.runs) for each in (few, some, many)} == {(0, 1)}
+    for name, values in told.items():
+        default = re.search(rf"--{name} [A-Z]+ .*?\(default: ([^)]*)\)", page)[1]
+        assert numbers(default) == values, (name, default)

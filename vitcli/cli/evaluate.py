@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vitcli.recipe.request import RecipeRequest
 
 app = typer.Typer()
-MIRRORED = "Mean of the probabilities of each image and its mirror image: twice the time."
+MIRRORED = "Test-time augmentation: average over the image and its horizontal flip (2x slower)."
 PREDICTIONS = "Folder of a run or of vit evaluate --out, or a file of --save-predictions."
 
 

@@ -49,8 +49,8 @@ def fewshot(
         "[fewshot.classifier]", "NAME")] = None,
     layer: options.Layer = None,
     layers: Annotated[str | None, option("--layers", MODEL,
-        "Compare layers and poolings by leaving one out: all, last, or numbers such as 4,8,12 (default: of "
-        "one checkpoint none, of several last).", "LAYERS", autocompletion=complete.layers)] = None,
+        "Compare layers and poolings by leave-one-out accuracy: all, last, or numbers such as 4,8,12 "
+        "(default: off; last with several checkpoints).", "LAYERS", autocompletion=complete.layers)] = None,
     forecast: Annotated[bool, option("--forecast", RUN,
         "Also fit a learning curve to nested draws of all training images: the accuracy with 2, 5 and 10 "
         "times the images, 80 % intervals, and a figure (default: no). [fewshot.forecast]")] = False,

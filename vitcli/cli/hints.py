@@ -54,7 +54,12 @@ OPTIONS = {
     "--half": "--precision", "--force": "--overwrite", "--exist-ok": "--overwrite", "--verbose": "--debug",
     "--silent": "--quiet", "--report-to": "--track", "--logger": "--track", "--top-k": "--topk",
     "--repeat": "--runs", "--mixed-precision": "--precision", "--labels": "--classes",
+    "-b": "--batch-size", "--gradient-accumulation-steps": "--per-device-batch",
+    "--grad-accum": "--per-device-batch", "--grad-accum-steps": "--per-device-batch",
+    "--accumulate": "--per-device-batch", "--per-device-train-batch-size": "--per-device-batch",
 }  # fmt: skip
+TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio")
+CLASS_COUNTS = ("--num-classes", "--num-labels", "--nb-classes", "--nc")
 GROUPS = ("recipes", "datasets", "cache", "study", "bench", "doctor")  # commands with commands of their own
 RESUMING = ("--resume", "--resume-from-checkpoint", "--auto-resume")
 WEIGHTS_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".onnx")
@@ -81,17 +86,21 @@ def unknown_command(name: str, group: str, commands: Sequence[str]) -> VitError:
 
 def unknown_option(name: str, command: str, options: Sequence[str]) -> VitError:
     """Return the error for an option that does not exist: the one of ours, a recipe key, or the nearest."""
-    fix = f"{command} --help lists the options"
-    meant = OPTIONS.get(name.lower().replace("_", "-"))
-    if name in RESUMING:
-        did_you_mean, fix = "", "give the same command line with the same --out again: it resumes the run"
-    elif meant in options:
-        did_you_mean = f", did you mean {meant!r}?"
+    did_you_mean, fix = "", f"{command} --help lists the options"
+    name_here = name.lower().replace("_", "-")
+    keys = _recipe_keys(name_here) if "--set" in options else []
+    if name_here in RESUMING:
+        fix = "give the same command line with the same --out again: it resumes the run"
+    elif name_here in CLASS_COUNTS:
+        fix = "leave it out: the data set says how many classes there are"
+    elif "--track" in options and name_here.removeprefix("--") in TRACKERS:
+        fix = f"--track {name_here.removeprefix('--')}"
+    elif OPTIONS.get(name_here) in options:
+        did_you_mean = f", did you mean {OPTIONS[name_here]!r}?"
+    elif keys:
+        fix = f"it is a key of the recipe: {' or '.join(f'--set {key}=VALUE' for key in keys)}"
     else:
         did_you_mean = nearest(name, [option for option in options if option != "--help"])
-    keys = _recipe_keys(name) if "--set" in options and not did_you_mean else []
-    if keys:
-        fix = f"it is a key of the recipe: {' or '.join(f'--set {key}=VALUE' for key in keys)}"
     return VitError(f"there is no option {name}{did_you_mean}", where=f"the command line, {command}", fix=fix)
 
 
@@ -131,9 +140,11 @@ def looks_like_weights(word: str) -> bool:
 
 def _recipe_keys(option: str) -> list[str]:
     from vitcli.recipe import KEYS
+    from vitcli.recipe.validation import ALSO_CALLED
 
     name = option.removeprefix("--").replace("-", "_")
-    return [key for key in KEYS if key.rpartition(".")[2] == name or key == name]
+    meant = [key for key in KEYS if key.rpartition(".")[2] == name or key == name]
+    return meant or [ALSO_CALLED[name]] if name in ALSO_CALLED else meant
 
 
 def _is_alias(word: str) -> bool:

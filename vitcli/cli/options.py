@@ -3,13 +3,15 @@
 A shorthand for a recipe key names the key in brackets. Options of one command are in that command's file.
 """
 
+import copy
 import gc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import typer
@@ -42,6 +44,8 @@ __all__ = [
     "DATA", "DEVICES", "MANAGE", "MODEL", "PANELS", "RUN", "TRAIN", "TRAINING", "UNDERSTAND", "USE",
 ]  # fmt: skip
 
+BY_RECIPE = "(default: by the recipe)"
+NO_DEFAULTS: Mapping[str, str] = MappingProxyType({})
 INFERENCE_BYTES = 2**26  # freed memory that is kept for the next batch; training keeps more
 given_arguments: list[str] = []  # the command line as given, for the launcher and environment.json
 
@@ -61,6 +65,7 @@ def command(
     *,
     panel: str | None = None,
     example: str = "",
+    defaults: Mapping[str, str] = NO_DEFAULTS,
     no_args_is_help: bool = False,
 ) -> Callable:
     """Register a function as a command of `app`.
@@ -71,6 +76,7 @@ def command(
     Args:
         panel: of the command in the help of `app`.
         example: command lines for the top of its help, one a line.
+        defaults: by option, what its help names in the place of "by the recipe".
         no_args_is_help: print its help where nothing is given.
     """
     heading = "Examples" if "\n" in example else "Example"
@@ -96,6 +102,7 @@ def command(
             }
             return function(**filled, **given)
 
+        parameters = [_with_default(parameter, defaults) for parameter in parameters]
         ungrouped.__signature__ = signature(ungrouped).replace(
             parameters=sorted(parameters, key=_panel_index)
         )
@@ -104,6 +111,17 @@ def command(
         return function
 
     return register
+
+
+def _with_default(parameter: Parameter, defaults: Mapping[str, str]) -> Parameter:
+    """Return a parameter whose help names the default that the command has for it."""
+    (declared,) = parameter.annotation.__metadata__
+    default = defaults.get(declared.default)  # within Annotated, typer has the name of an option there
+    if default is None:
+        return parameter
+    changed = copy.copy(declared)
+    changed.help = declared.help.replace(BY_RECIPE, f"(default: {default})")
+    return parameter.replace(annotation=Annotated[parameter.annotation.__origin__, changed])
 
 
 def _paragraphs(docstring: str) -> str:
@@ -157,15 +175,12 @@ Layer = Annotated[FeatureLayer | None, option("--layer", MODEL,
     "Features: pre_logits, the input of the head; token or gap, after the last norm (default: pre_logits). "
     "[eval.layer]", "NAME")]
 Steps = Annotated[int | None, option("--steps", TRAINING,
-    "Number of optimizer steps (default: by the recipe; finetune/default: 500, pretrain/default: 5000). "
-    "[schedule.steps]", "N")]
+    "Number of optimizer steps (default: by the recipe). [schedule.steps]", "N")]
 BatchSize = Annotated[int | None, option("--batch-size", TRAINING,
-    "Images per optimizer step, over all processes (default: by the recipe; finetune/default: 64, "
-    "pretrain/default: 128). "
-    "[train.batch_size]", "N")]
+    "Images per optimizer step, over all processes (default: by the recipe). [train.batch_size]", "N")]
 Lr = Annotated[str | None, option("--lr", TRAINING,
     "Base learning rate; of several (0.003,0.01) the best on the dev split is chosen (default: by the "
-    "recipe; finetune/default: 0.01, pretrain/default: 0.001). [optimizer.lr]", "RATE")]
+    "recipe). [optimizer.lr]", "RATE")]
 Precision = Annotated[Compute | None, option("--precision", DEVICES,
     "auto, fp32, bf16 or fp16 (default: auto, bf16 where the device supports it). [precision.compute]",
     "KIND")]

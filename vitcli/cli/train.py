@@ -28,16 +28,15 @@ class TrainingOptions:
         "Duration in passes over the training images, instead of --steps (default: none). [schedule.epochs]",
         "N")] = None
     max_time: Annotated[str | None, option("--max-time", TRAINING,
-        "Time after which to end, such as 90s, 30m or 1h30m, with evaluation and saving: as many of the "
-        "steps are made as fit (default: no limit). [schedule.max_minutes]", "TIME")] = None
+        "Wall-clock budget including evaluation and saving: 90s, 30m, 1h30m; the schedule is shortened to "
+        "fit (default: no limit). [schedule.max_minutes]", "TIME")] = None
     batch_size: options.BatchSize = None
     lr: options.Lr = None
     seed: Annotated[int | None, option("--seed", TRAINING,
-        "Random seed (default: by the recipe; finetune/default: 0, pretrain/default: 0). "
-        "[train.seed]", "N")] = None
+        "Random seed (default: by the recipe). [train.seed]", "N")] = None
     runs: Annotated[int | None, option("--runs", TRAINING,
-        "Runs with seed, seed + 1, ...; the result is their mean and std (default: by the recipe; "
-        "finetune/default: 1, pretrain/default: 1). [train.runs]", "N")] = None
+        "Runs with seed, seed + 1, ...; the result is their mean and std (default: by the recipe). "
+        "[train.runs]", "N")] = None
     precision: options.Precision = None
     arms_parallel: Annotated[bool, option("--arms-parallel", ADVANCED,
         "Run the values of a sweep side by side, one on each device, or --num-processes of them.")] = False
@@ -75,8 +74,8 @@ def minutes_of(text: str) -> float:
     parts = re.fullmatch(rf"(?=.)(?:{number}h)?(?:{number}m)?(?:{number}s)?", text.strip().lower())
     hours, minutes, seconds = (float(part or 0) for part in parts.groups()) if parts else (0, 0, 0)
     if not hours + minutes + seconds:
-        unit = f": {text.strip()}m or {text.strip()}s?" if text.strip().isdecimal() else ""
-        message = f"{text!r} is no time such as 90s, 30m or 1h30m{unit}"
+        unit = f"; {text.strip()}m or {text.strip()}s?" if text.strip().isdecimal() else ""
+        message = f"invalid duration {text!r}: use 90s, 30m or 1h30m{unit}"
         raise typer.BadParameter(message, param_hint="--max-time")
     return 60 * hours + minutes + seconds / 60
 
@@ -85,8 +84,8 @@ KeepHead = Annotated[bool, option("--keep-head", MODEL,
     "Train on with the head of the checkpoint, for data with the same classes; the default is a new one. "
     "[model.head]")]
 Folds = Annotated[int | None, option("--folds", TRAINING,
-    "Score every training image by a model that has not seen it: so many runs, each without a fold, then one "
-    "on all (default: 0, off). [train.folds]", "N")]
+    "K-fold cross-validation: train N models, score each on its held-out fold, then train a final model on "
+    "all images (default: 0, off). [train.folds]", "N")]
 # fmt: on
 
 
@@ -96,6 +95,13 @@ Folds = Annotated[int | None, option("--folds", TRAINING,
     example="""\
 vit finetune --ckpt timm/vit_base_patch16_224.augreg_in21k --dataset photos/
 vit finetune --ckpt vit_l16.npz --dataset oxford_pets --res 384 --runs 3""",
+    defaults={
+        "--steps": "by the recipe; own images: 200, 600 or 10 epochs, by the images per class",
+        "--batch-size": "by the recipe; own images: 32, from 500 images per class on 128",
+        "--lr": "by the recipe; own images: 0.00015, 0.0003 or 0.0005, by the images per class",
+        "--seed": "0",
+        "--runs": "1",
+    },
 )
 def finetune(
     *,
@@ -110,13 +116,28 @@ def finetune(
 ) -> int:
     """Fine-tune a checkpoint on your images.
 
-    The protocol of the paper, section 3.2. Without options: the embedded demo.
+    Own images get a recipe by their number per class, which --dry-run names; the data sets of the paper its
+    protocol (section 3.2), also by --recipe finetune/default. Without options: the embedded demo.
+
+    70 more keys: vit recipes show modern/finetune-some; such as --set train.patience=3, model.lora_rank=8 or
+    optimizer.weight_decay=0.1.
     """
     shown = (printing, verbose)
     return _train("finetune", recipe, training, devices, *shown, ckpt, keep_head=keep_head, folds=folds)
 
 
-@command(app, panel=TRAIN, example="vit pretrain --recipe pretrain/demo --out runs/demo")
+@command(
+    app,
+    panel=TRAIN,
+    example="vit pretrain --recipe pretrain/demo --out runs/demo",
+    defaults={
+        "--steps": "by the recipe; pretrain/default: 5000",
+        "--batch-size": "by the recipe; pretrain/default: 128",
+        "--lr": "by the recipe; pretrain/default: 0.001",
+        "--seed": "0",
+        "--runs": "1",
+    },
+)
 def pretrain(
     *,
     recipe: options.RecipeOptions,

@@ -103,10 +103,27 @@ def report(problems: Sequence[Problem], file: str, *, see: str = SEE_SCHEMA) -> 
     )
 
 
+# Names of other tools for keys, and words of theirs for values, each with what it is here.
+ALSO_CALLED = {
+    "wd": "optimizer.weight_decay", "opt": "optimizer.name", "optim": "optimizer.name",
+    "optimizer": "optimizer.name", "sched": "schedule.decay", "scheduler": "schedule.decay",
+    "lr_scheduler": "schedule.decay", "lr_scheduler_type": "schedule.decay",
+    "warmup_epochs": "schedule.warmup", "warmup_steps": "schedule.warmup", "warmup_ratio": "schedule.warmup",
+    "early_stopping": "train.patience", "early_stopping_patience": "train.patience",
+    "lora": "model.lora_rank", "lora_r": "model.lora_rank", "smoothing": "objective.label_smoothing",
+    "aa": "data.randaugment", "auto_augment": "data.trivialaugment", "reprob": "data.random_erasing",
+    "clip_grad": "optimizer.clip", "max_grad_norm": "optimizer.clip", "model_ema": "optimizer.average",
+    "ema": "optimizer.average", "drop": "model.dropout", "val_split": "data.dev_fraction",
+}  # fmt: skip
+ALSO_WRITTEN = {("optimizer.name", "adamw"): "adam is AdamW here: its weight decay is decoupled"}
+
+
 def unknown(key: str, source: str) -> Problem:
     """Report a section or key that recipes lack, with the nearest name or the section that has the key."""
     section, dot, name = key.rpartition(".")
     elsewhere = [known for known in KEYS if known.endswith(f".{name}")]
+    if name in ALSO_CALLED and section in ("", *SECTIONS) and key not in SECTIONS:
+        return Problem(f"{key} is not a key of a recipe", source, f"{name} is written {ALSO_CALLED[name]}")
     if key in SECTIONS:
         what, fix = f"{key} is a section of a recipe, not a key", f"set {key}.KEY"
     elif section in SECTIONS:
@@ -177,8 +194,10 @@ def _bad_value(error: Mapping[str, Any], place: str, source: str) -> Problem:
     match error["type"]:
         case "literal_error":
             choices = error["ctx"]["expected"]
+            meant = ALSO_WRITTEN.get((place, str(given).lower()))
             close = nearest(str(given), choices.replace("'", "").replace(" or ", ", ").split(", "))
-            return Problem(f"{place} is {toml_value(given)}{close}", source, f"it must be {choices}")
+            what = f"{place} is {toml_value(given)}{'' if meant else close}"
+            return Problem(what, source, meant or f"it must be {choices}")
         case "string_pattern_mismatch":  # schedule.warmup is the only key with a pattern
             what = f"{place} is {toml_value(given)}, which is neither steps nor a fraction of the run"
             return Problem(what, source, 'write steps without quotes, or a fraction such as "10%"')

@@ -543,5 +543,6 @@ def describe(job: TrainingJob) -> dict[str, Any]:
         **({"max_minutes": minutes} if (minutes := job.recipe.schedule.max_minutes) else {}),
         "precision": job.runtime.precision,
         "estimated_peak_memory_gib": _estimated_memory_gib(job),
+        "recipe_name": job.recipe.name,
         "recipe": recipes.to_toml(job.recipe),
     }

@@ -345,4 +345,6 @@ def _plan(plan: dict[str, Any]) -> str:
         rows.append(("measured", f"{measured}, {plan['measured_peak_memory_gib']:.1f} GiB"))
     if "all_measured_hours" in plan:
         rows.append(("", f"{duration(3600 * plan['all_measured_hours'])} for all runs"))
-    return pairs([*rows, WHOLE_RECIPE])
+    name, whole = WHOLE_RECIPE
+    by = f"{plan['recipe_name']}; " if plan.get("recipe_name") else ""
+    return pairs([*rows, (name, f"{by}{whole}")])
