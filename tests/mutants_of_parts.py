@@ -46,4 +46,79 @@ OF_PARTS = {
             "l2=strengths, groups_N=None,",
         ),
     },
+    # Security.
+    ("vitcli/data/sources/label_files.py", "tests/data/sources/test_label_files.py"): {
+        "a folder of a name that begins alike is read": (
+            "not path.startswith(self.root + os.sep)",
+            "not (path.startswith(self.root) and path != self.root)",
+        ),
+    },
+    # Several processes.
+    ("vitcli/distributed/runtime.py", "tests/distributed/test_collectives.py"): {
+        "the largest of all processes is their sum": (
+            "dist.all_reduce(values, group=self.control)",
+            "dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.control)",
+        ),
+    },
+    ("vitcli/distributed/failures.py", "tests/distributed/test_launch.py"): {
+        "the last error is the cause": ("first = min(causes, ", "first = max(causes, "),
+    },
+    # What is chosen, and by which images.
+    ("vitcli/evaluation/belief/results.py", "tests/evaluation/belief/test_results.py"): {
+        "coverage of the rows that chose the sets": (
+            "fitted(log_p_NK[~half_N], labels_N[~half_N])",
+            "fitted(log_p_NK[half_N], labels_N[half_N])",
+        ),
+        "halves of the rows separate groups": (
+            "rows_N if split.groups_N is None else split.groups_N[rows_N]",
+            "rows_N",
+        ),
+    },
+    ("vitcli/features/folds.py", "tests/training/many_runs/test_folds.py"): {
+        "the l2 of folds knows no groups": (
+            "groups = None if groups_N is None else groups_N[rest]",
+            "groups = None",
+        ),
+    },
+    ("vitcli/data/parts/cuts.py", "tests/data/parts/test_groups.py"): {
+        "a group that just fits is left out": ("if sizes_G[group] <= left:", "if sizes_G[group] < left:"),
+    },
+    ("vitcli/evaluation/predict.py", "tests/evaluation/test_predict_options.py"): {
+        "what equals the threshold is unsure": (
+            '["probability"] < options.threshold',
+            '["probability"] <= options.threshold',
+        ),
+    },
+    # Weights and pixels.
+    ("vitcli/weights/average.py", "tests/weights/test_average.py"): {
+        "batch norms are averaged": ('name.endswith("running_mean")', 'name == "running_mean"'),
+    },
+    ("vitcli/weights/download.py", "tests/weights/test_download.py"): {
+        "a download of another length": (
+            'is_whole = size == int(headers.get("content-length", size))',
+            "is_whole = True",
+        ),
+    },
+    ("vitcli/data/image_cache.py", "tests/data/test_image_cache.py"): {
+        "decoded images outlive their decoder": (', "decoders": decoders}', "}"),
+    },
+    ("vitcli/data/video.py", "tests/data/test_video.py"): {
+        "a video is turned the other way": ("pixels_HWC, quarters)", "pixels_HWC, -quarters)"),
+    },
+    ("vitcli/training/methods/time_limit.py", "tests/training/test_time_limit.py"): {
+        "an evaluation counts as steps": (
+            "self.used_s() - first_s - self._scored_s",
+            "self.used_s() - first_s",
+        ),
+    },
+    # Exported files.
+    ("vitcli/export/calibration.py", "tests/export/test_calibration.py"): {
+        "scales of the first images": (
+            "np.linspace(0, len(split) - 1, most).round().astype(np.int64)",
+            "np.arange(most)",
+        ),
+    },
+    ("vitcli/export/golden.py", "tests/export/test_onnx_file.py"): {
+        "a golden file has the largest outputs": ("np.argsort(-np.abs(outputs_K)", "np.argsort(-outputs_K"),
+    },
 }

@@ -78,6 +78,11 @@ def test_a_dev_part_and_a_subset_have_whole_objects_only(table):
     assert len(train) == 30 and set(Counter(train.column("object")).values()) == {6}
 
 
+def test_groups_that_just_fit_fill_a_subset(table):
+    for count in (6, 12, 30, 60):
+        assert len(opened(table, group_column="object", eval_split="train", num_examples=count)[0]) == count
+
+
 def test_folds_hold_out_every_image_once_and_agree_with_the_definition(table):
     from fractions import Fraction
 
