@@ -81,7 +81,7 @@ def divided(num_rows: int, num_train: int, seed: int) -> tuple[np.ndarray, np.nd
 def outputs(features_ND: np.ndarray, labels_N: np.ndarray, layer: tuple[torch.Tensor, torch.Tensor]):
     """Return the outputs of a network whose last layer is this."""
     weight_KD, bias_K = layer
-    return Outputs(features_ND, features_ND @ weight_KD.numpy().T + bias_K.numpy(), labels_N)
+    return Outputs(features_ND, features_ND @ weight_KD.numpy().T + bias_K.numpy(), labels_N, None)
 
 
 def trained_head(features_ND: np.ndarray, labels_N: np.ndarray, num_classes: int):
@@ -101,12 +101,11 @@ def trained_head(features_ND: np.ndarray, labels_N: np.ndarray, num_classes: int
 
 def of_kind(kind: str, features_ND: np.ndarray, labels_N: np.ndarray, num_classes: int):
     """Return what a run stores that delivers a probe or a trained head, and its last layer."""
-    none_yet = Outputs(features_ND, np.zeros((len(labels_N), num_classes), np.float32), labels_N)
+    none_yet = Outputs(features_ND, np.zeros((len(labels_N), num_classes), np.float32), labels_N, None)
     if kind == "probe":
-        nothing = Outputs(features_ND[:0], none_yet.logits_NK[:0], labels_N[:0])
-        head = closed_form_head(
-            torch.from_numpy(features_ND), labels_N, num_classes=num_classes, loss="softmax"
-        )
+        nothing = Outputs(features_ND[:0], none_yet.logits_NK[:0], labels_N[:0], None)
+        about = {"num_classes": num_classes, "loss": "softmax", "groups_N": None}
+        head = closed_form_head(torch.from_numpy(features_ND), labels_N, **about)
         stored = of_probe(none_yet, nothing, loss="softmax", balance="none")
         return stored, (head.weight_KD, head.bias_K)
     is_dev_N = np.arange(len(labels_N)) % 5 == 0
@@ -163,7 +162,7 @@ def imagenet_draws(args: argparse.Namespace) -> tuple[list[dict[str, float]], in
     for seed in range(args.draws):
         chosen, test = divided(len(labels_N), len(labels_N) // 2, seed)
         stored = Belief(*fitted(logits_NK[chosen], labels_N[chosen]), (), len(chosen), "half")
-        rows.append(judged(stored, Outputs(features_ND[test], logits_NK[test], labels_N[test])))
+        rows.append(judged(stored, Outputs(features_ND[test], logits_NK[test], labels_N[test], None)))
     return rows, len(labels_N) - len(labels_N) // 2
 
 

@@ -24,7 +24,7 @@ TEST_ROWS = 10_000
 
 def ours(features_ND, labels_N, *, classes, shots, seed, l2) -> tuple[Solution, list[np.ndarray]]:
     rows = draw_shots(labels_N, num_classes=classes, shots=[shots], seed=seed)[shots]
-    solution = solve(features_ND[rows], labels_N[rows], num_classes=classes, l2=l2)
+    solution = solve(features_ND[rows], labels_N[rows], num_classes=classes, l2=l2, groups_N=None)
     return solution, [solution.weights(which) for which in range(len(l2))]
 
 

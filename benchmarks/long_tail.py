@@ -60,6 +60,7 @@ def print_accuracies(dataset: str, ckpt: str, sizes: list[int], draws: int) -> N
                     train["labels"][rows],
                     num_classes=num_classes,
                     l2=l2,
+                    groups_N=None,
                     balance=balance,
                 )
                 which = least_squares.choose_l2(solution) if len(l2) > 1 else 0

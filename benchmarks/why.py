@@ -95,7 +95,7 @@ def labels(args: argparse.Namespace) -> None:
     train, test = load_file(args.train), load_file(args.test)
     labels_N, features_ND, truth_T = train["labels"].ravel(), train["features"], test["labels"].ravel()
     num_classes, found = int(labels_N.max()) + 1, []
-    fit = {"num_classes": num_classes, "l2": [args.l2]}
+    fit = {"num_classes": num_classes, "l2": [args.l2], "groups_N": None}
     for seed in range(LARGEST_SEED):
         rng = np.random.default_rng(seed)
         rows = draw_shots(labels_N, num_classes=num_classes, shots=[args.images], seed=seed)[args.images]

@@ -18,16 +18,17 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from vitcli.features.least_squares import choose_l2, solve
-from vitcli.features.suspects import STRENGTHS, find_suspects, left_out_scores_at
+from vitcli.features.least_squares import choose_l2, left_out_scores, solve
+from vitcli.features.suspects import STRENGTHS, find_suspects
 
 STRENGTHS_C = (0.001, 0.01, 0.1, 1.0)  # 1 is scikit-learn's default
 
 
 def hardest_classes(features_ND: np.ndarray, labels_N: np.ndarray) -> np.ndarray:
     """Return the class that each image is most easily taken for besides its own, (N,)."""
-    solution = solve(features_ND, labels_N, num_classes=labels_N.max() + 1, l2=STRENGTHS)
-    scores_NK = left_out_scores_at(solution, choose_l2(solution))
+    about = {"num_classes": labels_N.max() + 1, "l2": STRENGTHS, "groups_N": None}
+    solution = solve(features_ND, labels_N, **about)
+    scores_NK = left_out_scores(solution, choose_l2(solution))
     scores_NK[np.arange(len(labels_N)), labels_N] = -np.inf
     return scores_NK.argmax(axis=1)
 
@@ -70,7 +71,7 @@ def recalls(
     for seed in range(draws):
         planted_N, rows = plant(labels_N, count, seed, hardest_N)
         began_at = time.perf_counter()
-        found = find_suspects(features_ND, planted_N, num_classes=labels_N.max() + 1)
+        found = find_suspects(features_ND, planted_N, num_classes=labels_N.max() + 1, groups_N=None)
         results["elapsed_s"].append(time.perf_counter() - began_at)
         results["named"].append(found.num_named)
         results["named_planted"].append(len({*found.rows_N[: found.num_named]} & {*rows}))
@@ -81,7 +82,7 @@ def recalls(
 
 
 def report(features_ND: np.ndarray, labels_N: np.ndarray, counts: Sequence[int], draws: int, cleanlab: bool):
-    clean = find_suspects(features_ND, labels_N, num_classes=labels_N.max() + 1)
+    clean = find_suspects(features_ND, labels_N, num_classes=labels_N.max() + 1, groups_N=None)
     print(f"{len(labels_N)} labels, accuracy {clean.top1:.1%}, clean: {clean.num_named} named")
     for hardest in (False, True):
         for count in counts:

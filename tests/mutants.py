@@ -2,11 +2,13 @@
 
 A break is a text that occurs once in its file, and what takes its place. It belongs to the tests of which one
 must fail. Those are fast, and need no data or weights besides what they make themselves. Here are the breaks
-of what a run must keep; those of what a result rests on are in `mutants_of_results.py`.
+of what a run must keep; those of what a result rests on are in `mutants_of_results.py`, those that a review
+misses most easily in `mutants_of_parts.py`.
 """
 
 from dataclasses import dataclass
 
+from tests.mutants_of_parts import OF_PARTS
 from tests.mutants_of_results import OF_RESULTS
 
 
@@ -422,6 +424,6 @@ OF_RUNS = {
 
 MUTANTS = [
     Mutant(what, file, before, after, tests)
-    for (file, tests), breaks in (OF_RUNS | OF_RESULTS).items()
+    for (file, tests), breaks in (OF_RUNS | OF_RESULTS | OF_PARTS).items()
     for what, (before, after) in breaks.items()
 ]

@@ -432,14 +432,20 @@ OF_RESULTS = {
         "erased the other way round": ("if rng.random() > probability", "if rng.random() < probability"),
     },
     ("vitcli/features/least_squares.py", "tests/features/test_least_squares.py"): {
-        "a group is left out row by row": ("together=together)", "together=False)"),
+        "a group is left out row by row": (
+            "in _groups_of_equal_size(solution.groups_N, width)",
+            "in _groups_of_equal_size(np.arange(len(solution.groups_N)), width)",
+        ),
         "no ridge term": ("(self.eigenvalues_R + self.l2[which])", "(self.eigenvalues_R)"),
         "deviations of a sample": (
             ".mean(axis=0)) + STD_ADDED",
             ".sum(axis=0) / (len(features_ND) - 1)) + STD_ADDED",
         ),
-        "left-out scores of weighted rows stay weighted": ("residual_NLK / root_N11", "residual_NLK"),
-        "a row that is left out counts": ("/ (1 - diagonal_NL)[:, :, None]", "/ 1"),
+        "left-out scores of weighted rows stay weighted": (
+            "targets_N1K - right_NLK / root_N11",
+            "targets_N1K - right_NLK",
+        ),
+        "a row that is left out counts": ("/ (1 - diagonal_G11 if is_tall", "/ (1 if is_tall"),
         "the smallest l2 among equals": (
             "(accuracy_L[i], solution.l2[i])",
             "(accuracy_L[i], -solution.l2[i])",

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vitcli.data import dataset, decoding, loader
+from vitcli.data import dataset, decoding, image_cache, loader
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.sampler import TrainSampler
 from vitcli.data.transforms import Preprocessing, TrainTransform
@@ -262,3 +262,17 @@ def test_images_prepared_in_another_way_are_others(split):
 def first_image(split, preprocessing):
     options = dict(batch_size=1, rank=0, world_size=1, on_bad_image="error", num_threads=1)
     return next(loader.eval_batches(split, preprocessing, **options)).images_BCHW.numpy()
+
+
+@pytest.mark.parametrize("preprocessing", [None, EVAL])
+def test_images_of_other_decoders_are_other_images(split, monkeypatch, preprocessing):
+    about = image_cache._about(split, preprocessing)
+    for module, name, value in (
+        (decoding, "RULES", -1),
+        (decoding, "jpeg_version", lambda: "another"),
+        (image_cache, "version", lambda package: f"another {package}"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, value)
+            assert image_cache._about(split, preprocessing) != about
+    assert image_cache._about(split, preprocessing) == about

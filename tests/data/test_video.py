@@ -1,6 +1,7 @@
 """Frames of videos, against the pixels that were encoded."""
 
 import builtins
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,33 @@ def test_every_nth_frame_has_its_pixels_in_any_order(video, every):
         assert pixels.dtype == np.uint8
         assert abs(pixels.mean() - 10 * (numbers[row] + 1)) < 5  # of ten between frames
     assert split.where_is(1) == f"{video}, frame {numbers[1]} at {numbers[1] / 10:.1f} s"
+
+
+# The matrix of a track (QuickTime File Format, "tkhd"): a, b and c, d turn the axes. A phone held upright
+# writes "clockwise".
+TURNS = {"as it is": (1, 0, 0, 1), "clockwise": (0, 1, -1, 0), "over": (-1, 0, 0, -1), "back": (0, -1, 1, 0)}
+
+
+@pytest.mark.parametrize(("turn", "quarters"), zip(TURNS, (0, -1, 2, 1), strict=True))
+def test_a_video_of_a_phone_is_shown_upright(tmp_path, turn, quarters):
+    pixels = np.zeros((48, 64, 3), np.uint8)
+    pixels[:24, :32] = 250  # the corner of the sensor
+    file = tmp_path / "a.mp4"
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    content = bytearray(file.read_bytes())
+    at = content.index(b"tkhd") + 4 + 40  # after version, times, volume
+    a, b, c, d = (number << 16 for number in TURNS[turn])
+    struct.pack_into(">9i", content, at, a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    file.write_bytes(content)
+
+    (shown, _) = frames_of([str(file)], every=1).read_row(0)
+
+    expected = np.rot90(pixels, quarters)
+    assert shown.shape == expected.shape and np.abs(shown.astype(int) - expected).mean() < 8
 
 
 def test_a_playlist_that_calls_itself_a_video_opens_no_other_file(video):

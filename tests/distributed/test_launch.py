@@ -73,6 +73,18 @@ def test_of_an_error_of_all_processes_the_first_one_has_the_word():
     assert raised.value.where == "last good checkpoint: step 2"
 
 
+def test_of_different_errors_the_first_in_time_is_the_cause_whatever_its_rank():
+    given = {
+        0: failure(6, told(6, "the loss is not finite", at=9.0)),
+        1: failure(7, told(7, "a peer is gone", at=1.0)),
+        2: failure(3, told(3, "a bad image", at=8.5)),
+        3: failure(5, told(5, "the disk is full", at=10.0)),
+    }
+
+    with pytest.raises(DataError, match="a bad image"):
+        failures.first_failure(given, 4)
+
+
 LOST = failure(7, told(7, "a peer is gone", at=10.0))
 
 

@@ -53,6 +53,10 @@ def test_what_is_below_the_threshold_is_unsure_and_sorted_apart(images, tmp_path
     with (tmp_path / "out.csv").open() as file:
         assert {row["file"]: row["unsure"] == "yes" for row in csv.DictReader(file)} == unsure
 
+    # Below is not equal: an image with exactly this probability is decided.
+    equal = run(*words, "--threshold", likeliest[1], "--json").json["predictions"]
+    assert sorted(each["unsure"] for each in equal) == [False, False, True]
+
     shown = run(*words, *more[:2]).out
     assert shown.count("unsure: ") == sum(unsure.values())
     assert f"{sum(unsure.values())} of 3, below" in shown

@@ -17,6 +17,7 @@ from vitcli.data.dataset import DataSet
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed
 from vitcli.export import export as exports
+from vitcli.export import golden
 from vitcli.export.gate import highest_drop
 from vitcli.export.golden import write_golden
 from vitcli.weights import formats, onnx
@@ -313,3 +314,15 @@ def check_is_refused(sabotaged, folder, monkeypatch, *, num_images, points):
     assert refused
     assert outcome.code == 8 and "--max-drop" in outcome.err, outcome.out
     assert not list(folder.iterdir())
+
+
+def test_of_many_outputs_a_golden_file_has_those_farthest_from_zero():
+    """Features and numbers are negative too, where probabilities are not."""
+    outputs_K = np.random.default_rng(0).normal(size=400).astype(np.float32)
+
+    kept = golden._kept(outputs_K)
+
+    others = np.setdiff1d(np.arange(400), kept)
+    assert len(kept) == golden.MOST_OUTPUTS and (np.diff(kept) > 0).all() and (outputs_K[kept] < 0).any()
+    assert np.abs(outputs_K[kept]).min() > np.abs(outputs_K[others]).max()
+    assert golden._kept(outputs_K[:7]).tolist() == list(range(7))

@@ -1,6 +1,7 @@
 """Few-shot scores as the command computes them: the golden evaluator, classifiers against other solvers."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from tests.conftest import SHARED
 from vitcli.errors import VitError
 from vitcli.features import classifiers, least_squares
 from vitcli.features import draws as features_draws
+from vitcli.features.draws import FewshotProblem
 from vitcli.features.feature_store import StoredFeatures, open_store
 
 GOLDEN = SHARED / "golden"
@@ -70,6 +72,7 @@ def test_the_evaluator_s_predictions(golden):
             problem.labels_N[rows],
             num_classes=problem.num_classes,
             l2=[ABOUT["default_l2"]],
+            groups_N=None,
         )
         ours = (solution.inputs(problem.tests_TD[:]) @ solution.weights(0)).argmax(axis=1)
         theirs = arrays[f"scores_default_l2/seed{seed}_shots{shots}"].argmax(axis=1)
@@ -91,6 +94,7 @@ def test_the_sweep_never_looks_at_a_test_row_and_says_what_it_took(golden):
         problem.labels_N[rows],
         num_classes=ABOUT["classes"],
         l2=features_draws.SWEEP,
+        groups_N=None,
     )
     best = features_draws.SWEEP[least_squares.choose_l2(solution)]
     assert found[5][0].chosen == best
@@ -117,7 +121,7 @@ def test_neighbours_vote_as_in_scikit_learn(monkeypatch, count):
     tests, _ = clusters(300, seed=1)
     monkeypatch.setattr(classifiers, "NEIGHBOURS", (count,))
 
-    ours, chosen = classifiers.nearest_neighbours(known, labels, tests, num_classes=4)
+    ours, chosen = classifiers.nearest_neighbours(known, labels, tests, num_classes=4, groups_N=None)
 
     theirs = neighbors.KNeighborsClassifier(count, metric="cosine", algorithm="brute").fit(known, labels)
     votes = np.sort(theirs.predict_proba(tests), axis=1)
@@ -136,20 +140,22 @@ def test_equal_votes_go_to_the_nearer_neighbours():
         tests,
         [1, 2, 3],
         num_classes=2,
-        leave_self_out=False,
+        left_out_N=None,
     )
 
     assert {count: found.tolist() for count, found in votes.items()} == {1: [1], 2: [1], 3: [0]}
 
 
-def test_the_number_of_neighbours_is_chosen_by_leaving_each_row_out():
+@pytest.mark.parametrize("size_of_groups", [1, 3])
+def test_the_number_of_neighbours_is_chosen_by_leaving_each_row_or_group_out(size_of_groups):
     known, labels = clusters(80, noise=2.0)
+    groups = np.arange(80) // size_of_groups
     unit = classifiers._unit(known)
     right = {}
     for count in classifiers.NEIGHBOURS:
         hits = 0
         for row in range(len(labels)):
-            others = np.arange(len(labels)) != row
+            others = groups != groups[row]
             near = unit[others] @ unit[row]
             nearest = np.argsort(-near, kind="stable")[:count]
             votes = [
@@ -159,9 +165,43 @@ def test_the_number_of_neighbours_is_chosen_by_leaving_each_row_out():
             hits += max(range(4), key=lambda k: votes[k]) == labels[row]
         right[count] = hits
 
-    _, chosen = classifiers.nearest_neighbours(known, labels, known, num_classes=4)
+    about = {"num_classes": 4, "groups_N": None if size_of_groups == 1 else groups}
+    _, chosen = classifiers.nearest_neighbours(known, labels, known, **about)
 
     assert chosen == max(right, key=lambda count: (right[count], -count)) and len(set(right.values())) > 2
+
+
+def test_a_neighbour_of_the_own_group_has_no_vote_where_there_are_too_few_others():
+    unit = classifiers._unit(np.array([[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.0, 1.0]]))
+    labels, groups = np.array([1, 0, 0, 1]), np.array([5, 5, 5, 6])
+
+    votes = classifiers._votes(unit, labels, unit, [3], num_classes=2, left_out_N=groups)
+
+    assert votes[3].tolist() == [1, 1, 1, 0]  # the only other row, and the three other rows
+
+
+@pytest.mark.parametrize(("classifier", "l2"), [("least-squares", "sweep"), ("knn", 1.0)])
+def test_what_a_draw_chooses_is_chosen_by_leaving_its_groups_out(classifier, l2):
+    """Rows that stand there five times: alone they are recognised by their copies."""
+    once, labels = clusters(40, noise=3.0)
+    rows, groups = np.arange(40).repeat(5), np.arange(1000, 1040).repeat(5)
+    problem = FewshotProblem(
+        lambda drawn: once[rows[drawn]], labels[rows], once, labels, num_classes=4, groups_N=groups
+    )
+    drawn = np.random.default_rng(0).permutation(200)[:150]
+
+    def chosen(problem: FewshotProblem) -> float:
+        scores = features_draws.score_draws(problem, {0: {50: drawn}}, classifier=classifier, l2=l2)
+        return scores[50][0].chosen
+
+    about = {"num_classes": 4, "groups_N": groups[drawn]}
+    features = once[rows[drawn]], labels[rows[drawn]]
+    if classifier == "knn":
+        expected = classifiers.nearest_neighbours(*features, once, **about)[1]
+    else:
+        solution = least_squares.solve(*features, l2=features_draws.SWEEP, **about)
+        expected = features_draws.SWEEP[least_squares.choose_l2(solution)]
+    assert chosen(problem) == expected != chosen(replace(problem, groups_N=None))
 
 
 @pytest.mark.parametrize("name", ["nearest_neighbours", "nearest_mean", "logistic"])
@@ -170,9 +210,9 @@ def test_parts_of_the_tests_make_no_difference(monkeypatch, name):
         pytest.importorskip("sklearn")
     known, labels = clusters(40)
     tests, _ = clusters(101, seed=1)
-    whole = getattr(classifiers, name)(known, labels, tests, num_classes=4)
+    whole = getattr(classifiers, name)(known, labels, tests, num_classes=4, groups_N=None)
     monkeypatch.setattr(least_squares, "CHUNK_VALUES", 7 * 40)
-    in_parts = getattr(classifiers, name)(known, labels, tests, num_classes=4)
+    in_parts = getattr(classifiers, name)(known, labels, tests, num_classes=4, groups_N=None)
 
     assert whole[1] == in_parts[1] and whole[0].tolist() == in_parts[0].tolist()
 
@@ -184,7 +224,7 @@ def test_the_nearest_mean_is_that_of_unit_features():
     means = np.array([unit[labels == k].mean(axis=0) for k in range(4)])
     cosines = [[m @ t / np.linalg.norm(m) / np.linalg.norm(t) for m in means] for t in tests.astype(float)]
 
-    ours, _ = classifiers.nearest_mean(known, labels, tests, num_classes=5)  # of class 4 there is no row
+    ours, _ = classifiers.nearest_mean(known, labels, tests, num_classes=5, groups_N=None)  # class 4 is empty
 
     assert ours.tolist() == np.argmax(cosines, axis=1).tolist()
 
@@ -193,7 +233,7 @@ def test_logistic_regression_is_scikit_learn_s_on_standardised_rows():
     linear_model = pytest.importorskip("sklearn.linear_model")
     known, labels = clusters(60, noise=2.0)
     tests, _ = clusters(200, seed=1)
-    ours, strength = classifiers.logistic(known, labels, tests, num_classes=4)
+    ours, strength = classifiers.logistic(known, labels, tests, num_classes=4, groups_N=None)
 
     mean, std = known.astype(float).mean(axis=0), known.astype(float).std(axis=0) + 1e-5
     theirs = linear_model.LogisticRegression(C=strength, max_iter=1000).fit((known - mean) / std, labels)
@@ -204,10 +244,21 @@ def test_logistic_regression_is_scikit_learn_s_on_standardised_rows():
 def test_held_out_rows_leave_each_class_some():
     labels = np.array([0] * 9 + [1] * 2 + [2])
 
-    held = classifiers._held_out(labels)
+    held = classifiers._held_out(labels, None)
 
-    assert np.flatnonzero(held).tolist() == [1, 5, 10]
-    assert set(labels[~held]) == {0, 1, 2}
+    assert np.bincount(labels[held]).tolist() == [2, 1] and set(labels[~held]) == {0, 1, 2}
+    assert not classifiers._held_out(np.arange(5), None).any()
+
+
+def test_rows_that_a_logistic_regression_holds_out_are_whole_groups():
+    rng = np.random.default_rng(1)
+    labels, groups = rng.integers(0, 3, 90), rng.integers(0, 25, 90) * 7
+
+    held = classifiers._held_out(labels, groups)
+
+    assert not {*groups[held]} & {*groups[~held]} and set(labels[held]) == set(labels[~held]) == {0, 1, 2}
+    assert 15 <= held.sum() <= 30
+    assert not classifiers._held_out(labels, labels).any()  # each class is a group
 
 
 def test_logistic_regression_without_scikit_learn_says_how_to_get_it(monkeypatch):

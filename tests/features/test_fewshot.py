@@ -73,7 +73,9 @@ def test_the_numbers_are_those_of_features_computed_by_hand(photos):
         runs = []
         for seed in (0, 1):
             rows = least_squares.draw_shots(labels[0], num_classes=2, shots=[shots], seed=seed)[shots]
-            solution = least_squares.solve(features[0][rows], labels[0][rows], num_classes=2, l2=[1024.0])
+            solution = least_squares.solve(
+                features[0][rows], labels[0][rows], num_classes=2, l2=[1024.0], groups_N=None
+            )
             runs.append(least_squares.accuracies(solution, features[1], labels[1])[0])
         assert result["shots"][str(shots)]["runs"] == runs
         assert result["shots"][str(shots)]["mean"] == pytest.approx(np.mean(runs))

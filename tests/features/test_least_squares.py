@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,14 +16,15 @@ from vitcli.features.least_squares import (
     choose_l2,
     draw_shots,
     left_out_accuracies,
+    left_out_hits,
     left_out_scores,
-    solve,
 )
 
 GOLDEN = SHARED / "golden"
 ABOUT = json.loads((GOLDEN / "fewshot.json").read_text()) if (GOLDEN / "fewshot.json").is_file() else {}
 needs_golden = pytest.mark.skipif(not ABOUT, reason="the golden data (VIT_TEST_DATA) is not here")
 L2 = (2.0**-10, 1.0, 1024.0)
+solve = partial(least_squares.solve, groups_N=None)  # but where a test names groups
 WIDE, SQUARE, TALL = (12, 30), (31, 30), (90, 30)  # rows and features; with a bias there is a column more
 
 
@@ -238,18 +240,22 @@ def test_a_class_with_fewer_images_gives_what_it_has():
     assert labels[drawn[2]].tolist() == [0, 0, 2, 2, 3]
 
 
+def hits_of(solution: least_squares.Solution) -> np.ndarray:
+    """Whether each left-out row is right at each l2."""
+    best = [left_out_scores(solution, which).argmax(axis=1) for which in range(len(solution.l2))]
+    return np.stack(best, axis=1) == solution.labels_N[:, None]
+
+
 @pytest.mark.parametrize("shape", [WIDE, SQUARE, TALL], ids=str)
 def test_left_out_scores_are_those_of_really_leaving_each_row_out(shape):
     features, labels = problem(shape)
     solution = solve(features, labels, num_classes=5, l2=L2)
-    scores = left_out_scores(solution)
-
-    for row in range(len(labels)):
-        others = np.arange(len(labels)) != row
-        for which, l2 in enumerate(L2):
+    for which, l2 in enumerate(L2):
+        scores = left_out_scores(solution, which)
+        for row in range(len(labels)):
+            others = np.arange(len(labels)) != row
             weights = formula(solution.inputs_NE[others], labels[others], 5, l2)
-            np.testing.assert_allclose(scores[row, which], solution.inputs_NE[row] @ weights, atol=1e-6)
-    np.testing.assert_allclose(left_out_scores(solution, slice(3, 5)), scores[3:5], rtol=1e-10)
+            np.testing.assert_allclose(scores[row], solution.inputs_NE[row] @ weights, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(40, 60), (300, 40)], ids=str)
@@ -257,7 +263,7 @@ def test_the_best_l2_is_chosen_by_leaving_one_out_and_the_largest_among_equals(s
     features, labels = problem(shape, num_classes=8)
     l2 = (1e9, 1e-3, 300.0, 30.0, 3e3, 2e9)  # in no order, and the two largest are worth the same
     solution = solve(features, labels, num_classes=8, l2=l2)
-    hits = left_out_scores(solution).argmax(axis=2) == labels[:, None]
+    hits = hits_of(solution)
 
     monkeypatch.setattr(least_squares, "CHUNK_VALUES", 7 * len(l2) * 8)
     found = left_out_accuracies(solution)
@@ -275,7 +281,7 @@ def test_a_row_alone_in_its_class_has_no_say_in_the_choice():
     features, labels = problem((41, 10))
     labels[0] = 5
     solution = solve(features, labels, num_classes=6, l2=L2)
-    right = left_out_scores(solution).argmax(axis=2) == labels[:, None]
+    right = hits_of(solution)
 
     assert not right[0].any()  # without the row, its class is -1 everywhere
     assert left_out_accuracies(solution).tolist() == right[1:].mean(axis=0).tolist()
@@ -284,7 +290,7 @@ def test_a_row_alone_in_its_class_has_no_say_in_the_choice():
 def test_one_shot_leaves_nothing_to_choose_by():
     solution = solve(*problem((5, 30)), num_classes=5, l2=L2)
 
-    assert not (left_out_scores(solution).argmax(axis=2) == solution.labels_N[:, None]).any()
+    assert not hits_of(solution).any()
     with pytest.raises(VitError, match="one image or group per class") as refused:
         choose_l2(solution)
     assert "1024" in refused.value.fix and refused.value.where
@@ -388,7 +394,7 @@ def test_balanced_weights_and_left_out_scores_are_those_of_refits_with_weighted_
     weights = 1 / sizes**power
     weights /= weights.mean()
     plain = solve(features, labels, num_classes=6, l2=l2)
-    inputs, scores = plain.inputs_NE, left_out_scores(solution)
+    inputs = plain.inputs_NE
 
     assert (
         rel(solution.inputs(features), inputs) == 0
@@ -396,10 +402,11 @@ def test_balanced_weights_and_left_out_scores_are_those_of_refits_with_weighted_
     for which, value in enumerate(l2):
         assert rel(solution.weights(which), weighted_formula(inputs, labels, weights, value)) < 1e-9
         assert rel(solution.weights(which), plain.weights(which)) > 1e-3
+        scores = left_out_scores(solution, which)
         for row in range(len(labels)):
             others = np.arange(len(labels)) != row
             refit = weighted_formula(inputs[others], labels[others], weights[others], value)
-            np.testing.assert_allclose(scores[row, which], inputs[row] @ refit, atol=1e-9)
+            np.testing.assert_allclose(scores[row], inputs[row] @ refit, atol=1e-9)
 
 
 def test_rows_of_weight_two_are_rows_that_stand_there_twice():
@@ -416,7 +423,7 @@ def test_rows_of_weight_two_are_rows_that_stand_there_twice():
 def test_the_best_l2_of_balanced_rows_is_that_of_the_mean_over_classes():
     features, labels = long_tail((300, 40))
     solution = solve(features, labels, num_classes=6, l2=(1e6, 1e-3, 300.0, 3e7), balance="full")
-    hits = left_out_scores(solution).argmax(axis=2) == labels[:, None]
+    hits = hits_of(solution)
     per_class = np.mean([hits[labels == label].mean(axis=0) for label in np.unique(labels)], axis=0)
 
     np.testing.assert_allclose(left_out_accuracies(solution), per_class, rtol=1e-12)
@@ -431,47 +438,53 @@ def test_balance_changes_nothing_for_classes_of_one_size():
     for balance in ("sqrt", "full"):
         balanced = solve(features, labels, num_classes=5, l2=L2, balance=balance)
         assert rel(balanced.weights(1), plain.weights(1)) < 1e-12
-        np.testing.assert_allclose(left_out_scores(balanced), left_out_scores(plain), atol=1e-9)
+        np.testing.assert_allclose(left_out_scores(balanced, 1), left_out_scores(plain, 1), atol=1e-9)
+
+
+# Sizes of groups: of one row; several of one size; more rows than columns; half of all rows.
+GROUPS = {WIDE: (1, 1, 2, 2, 2, 4), SQUARE: (1, 3, 3, 8, 16), TALL: (1, 2, 2, 5, 35, 45)}
 
 
 @pytest.mark.parametrize("balance", ["none", "full"])
-@pytest.mark.parametrize(("shape", "num_rows"), [(WIDE, 4), (SQUARE, 4), (TALL, 4), (TALL, 45)])
-def test_scores_of_groups_left_out_are_those_of_really_leaving_them_out(shape, num_rows, balance):
+@pytest.mark.parametrize("shape", GROUPS, ids=str)
+@pytest.mark.parametrize("most", [1, 2**24])
+def test_scores_of_groups_left_out_are_those_of_really_leaving_them_out(shape, balance, most, monkeypatch):
     """Mean, deviation and weights stay those of all rows, and the equations are solved without the group."""
+    monkeypatch.setattr(least_squares, "CHUNK_VALUES", most)
     features, labels = problem(shape)
-    solution = solve(features, labels, num_classes=5, l2=L2, balance=balance)
+    sizes = GROUPS[shape]
+    groups = np.random.default_rng(0).permutation(np.repeat(7 * np.arange(len(sizes)) + 3, sizes))
+    solution = solve(features, labels, num_classes=5, l2=L2, groups_N=groups, balance=balance)
     inputs, weights = solution.inputs_NE / solution.root_weights_N1, solution.root_weights_N1[:, 0] ** 2
     targets = 2.0 * (labels[:, None] == np.arange(5)) - 1
-    group = np.array([1, 4, 5, 11]) if num_rows == 4 else np.arange(num_rows)
-    left = np.setdiff1d(np.arange(shape[0]), group)
-
-    scores = left_out_scores(solution, group, together=True)
 
     for which, l2 in enumerate(L2):
-        weighted = inputs[left].T * weights[left]
-        refit = np.linalg.solve(
-            weighted @ inputs[left] + l2 * np.eye(inputs.shape[1]), weighted @ targets[left]
-        )
-        np.testing.assert_allclose(scores[:, which], inputs[group] @ refit, rtol=1e-5, atol=1e-6)
+        scores = left_out_scores(solution, which)
+        for group in set(groups.tolist()):
+            out, left = np.flatnonzero(groups == group), np.flatnonzero(groups != group)
+            weighted = inputs[left].T * weights[left]
+            square = weighted @ inputs[left] + l2 * np.eye(inputs.shape[1])
+            refit = np.linalg.solve(square, weighted @ targets[left])
+            np.testing.assert_allclose(scores[out], inputs[out] @ refit, rtol=1e-5, atol=1e-6)
 
 
 def test_l2_is_chosen_by_leaving_whole_groups_out():
     features, labels = problem(TALL)
+    labels[0] = 5  # of a class that has one group, and is not counted
     groups = np.random.default_rng(3).integers(0, 40, len(labels))
-    solution = solve(features, labels, num_classes=5, l2=L2)
-    hits = np.zeros(len(L2))
-    for group in set(groups.tolist()):
-        rows = np.flatnonzero(groups == group)
-        best = left_out_scores(solution, rows, together=True).argmax(axis=2)
-        hits += (best == labels[rows, None]).sum(axis=0)
+    solution = solve(features, labels, num_classes=6, l2=L2, groups_N=groups)
+    hits = hits_of(solution)
+    assert not hits[0].any()
 
-    found = left_out_accuracies(solution, groups)
+    found = left_out_accuracies(solution)
 
-    np.testing.assert_allclose(found, hits / len(labels))
-    assert choose_l2(solution, groups) == max(range(len(L2)), key=lambda i: (found[i].round(12), L2[i]))
-    np.testing.assert_array_equal(left_out_accuracies(solution, np.arange(90)), left_out_accuracies(solution))
+    np.testing.assert_allclose(found, hits[1:].mean(axis=0))
+    assert left_out_hits(solution).tolist() == hits.tolist()
+    assert choose_l2(solution) == max(range(len(L2)), key=lambda i: (found[i].round(12), L2[i]))
+    alone = replace(solution, groups_N=np.arange(len(labels)))
+    assert not np.allclose(left_out_accuracies(alone), found)
     with pytest.raises(VitError, match="one image or group per class"):
-        left_out_accuracies(solution, labels)
+        left_out_accuracies(replace(solution, groups_N=labels))
 
 
 def test_drawn_shots_are_whole_groups_as_many_as_there_is_place_for():

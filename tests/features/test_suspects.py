@@ -11,8 +11,8 @@ from scipy.special import logsumexp
 from tests.conftest import REPOSITORY, run
 from vitcli.errors import DataError
 from vitcli.features import suspects
-from vitcli.features.least_squares import BIAS, solve
-from vitcli.features.suspects import PRIOR, find_suspects, left_out_scores_at, log_probabilities, nearest_rows
+from vitcli.features.least_squares import BIAS, left_out_scores, solve
+from vitcli.features.suspects import PRIOR, find_suspects, log_probabilities, nearest_rows
 
 
 def blobs(rng: np.random.Generator, sizes: tuple[int, ...], width: int, spread: float = 1.0):
@@ -67,10 +67,10 @@ def test_scores_are_those_of_a_refit_without_the_row():
         sizes, width = tuple(rng.integers(1, 14, rng.integers(2, 6))), int(rng.integers(2, 40))
         features_ND, labels_N = blobs(rng, sizes, width)
         l2 = 2.0 ** rng.integers(0, 8)
-        solution = solve(features_ND, labels_N, num_classes=len(sizes), l2=(l2 / 4, l2))
+        solution = solve(features_ND, labels_N, num_classes=len(sizes), l2=(l2 / 4, l2), groups_N=None)
         refitted_NK = refitted_scores(features_ND, labels_N, l2, len(sizes))
 
-        np.testing.assert_allclose(left_out_scores_at(solution, 1), refitted_NK, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(left_out_scores(solution, 1), refitted_NK, rtol=1e-9, atol=1e-9)
         num_rows += len(labels_N)
     assert num_rows > 1000
 
@@ -89,7 +89,9 @@ def test_what_is_found_is_ordered_named_and_consistent():
     features_ND, labels_N = blobs(np.random.default_rng(2), (40, 50, 60, 1), 16, spread=0.7)
     planted = np.flatnonzero(labels_N == 0)[:4]
     labels_N[planted] = 2
-    found = find_suspects(features_ND, labels_N, num_classes=5)  # a class has no row, and one a single row
+    found = find_suspects(
+        features_ND, labels_N, num_classes=5, groups_N=None
+    )  # no row of class 4, one of class 3
 
     assert sorted(found.rows_N) == np.flatnonzero(labels_N != 3).tolist()
     assert {*planted} == {*found.rows_N[:4]} and found.num_named == (found.label_N < 0.05).sum() == 3
@@ -111,11 +113,11 @@ def test_planted_labels_are_the_first_and_clean_ones_are_not_named(num_planted):
     wrong_N = labels_N.copy()
     planted = rng.choice(len(labels_N), num_planted, replace=False)
     wrong_N[planted] = (labels_N[planted] + rng.integers(1, 6, num_planted)) % 6
-    found = find_suspects(features_ND, wrong_N, num_classes=6)
+    found = find_suspects(features_ND, wrong_N, num_classes=6, groups_N=None)
 
     assert {*found.rows_N[:num_planted]} == {*planted}
     assert num_planted - 1 <= found.num_named <= num_planted
-    assert find_suspects(features_ND, labels_N, num_classes=6).num_named == 0
+    assert find_suspects(features_ND, labels_N, num_classes=6, groups_N=None).num_named == 0
 
 
 @pytest.mark.parametrize("block", [1, 50, 2**24])
@@ -125,11 +127,15 @@ def test_neighbours_are_those_of_a_loop(monkeypatch, block):
     unit_ND = features_ND.astype(float) / np.linalg.norm(features_ND.astype(float), axis=1)[:, None]
     rows = [7, 0, 29]
 
-    for row, nearest in zip(rows, nearest_rows(features_ND, rows, count=4), strict=True):
-        others = [other for other in range(30) if other != row]
-        assert nearest.tolist() == sorted(others, key=lambda other: -unit_ND[row] @ unit_ND[other])[:4]
-    assert nearest_rows(features_ND[:3], [1], count=9).shape == (1, 2)
-    assert nearest_rows(features_ND, [], count=4).shape == (0, 4)
+    for groups_N in (None, np.arange(30) // 3):
+        groups = np.arange(30) if groups_N is None else groups_N
+        found = nearest_rows(features_ND, rows, count=4, groups_N=groups_N)
+        for row, nearest in zip(rows, found, strict=True):
+            others = np.flatnonzero(groups != groups[row])
+            assert nearest.tolist() == sorted(others, key=lambda other: -unit_ND[row] @ unit_ND[other])[:4]
+    assert nearest_rows(features_ND[:3], [1], count=9, groups_N=None).shape == (1, 2)
+    assert nearest_rows(features_ND[:3], [2], count=9, groups_N=np.array([4, 4, 7])).shape == (1, 1)
+    assert nearest_rows(features_ND, [], count=4, groups_N=None).shape == (0, 4)
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 0, 0], [0, 1, 2, 3], [2, 2]])
@@ -137,7 +143,25 @@ def test_labels_that_say_nothing_of_each_other_are_refused(labels):
     features_ND = np.random.default_rng(5).normal(0, 1, (len(labels), 3))
 
     with pytest.raises(DataError, match="say nothing about a label"):
-        find_suspects(features_ND, np.array(labels), num_classes=4)
+        find_suspects(features_ND, np.array(labels), num_classes=4, groups_N=None)
+
+
+def test_images_of_a_group_say_nothing_about_each_others_labels():
+    """Three near copies of each image: a wrong label is vouched for by copies that stay in."""
+    rng = np.random.default_rng(6)
+    features_ND, labels_N = blobs(rng, (20,) * 4, 48, spread=0.7)
+    planted = np.array([3, 30, 50])
+    labels_N[planted] = (labels_N[planted] + 1) % 4
+    copies_ND, copies_N, groups_N = features_ND.repeat(3, axis=0), labels_N.repeat(3), np.arange(80).repeat(3)
+    copies_ND = copies_ND + rng.normal(0, 0.01, copies_ND.shape)
+
+    alone = find_suspects(copies_ND, copies_N, num_classes=4, groups_N=None)
+    grouped = find_suspects(copies_ND, copies_N, num_classes=4, groups_N=groups_N)
+
+    assert {*groups_N[grouped.rows_N[:9]]} == {*planted} and grouped.num_named == 9
+    assert alone.num_named == 0 and alone.top1 > 0.98 > grouped.top1
+    with pytest.raises(DataError, match="of one group each say nothing about a label"):
+        find_suspects(copies_ND, copies_N, num_classes=4, groups_N=copies_N)
 
 
 @pytest.fixture
@@ -160,7 +184,7 @@ def real_features(shared, tmp_path, dataset: str, split: str) -> tuple[np.ndarra
 @pytest.mark.slow
 def test_wrong_labels_of_real_photographs_are_the_first(shared, tmp_path, planting):
     features_ND, labels_N = real_features(shared, tmp_path, "flowers17", "train")
-    clean = find_suspects(features_ND, labels_N, num_classes=17)
+    clean = find_suspects(features_ND, labels_N, num_classes=17, groups_N=None)
 
     assert clean.num_named <= 10
     for hardest, least in ((False, 0.98), (True, 0.94)):

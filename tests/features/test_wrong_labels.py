@@ -102,6 +102,23 @@ def test_the_files_have_every_label_and_the_images(shapes, tmp_path):
     assert not out.exists()
 
 
+def test_copies_of_an_image_do_not_vouch_for_its_label(shapes, tmp_path):
+    copies = tmp_path / "copies"
+    for file in sorted(shapes.rglob("*.png")):
+        (copies / file.parent.name).mkdir(parents=True, exist_ok=True)
+        for letter in "abc":
+            shutil.copy(file, copies / file.parent.name / f"{file.stem}_{letter}.png")
+    grouped = check(copies, "--set", r"data.group_column=name:^(\w+)_")["suspects"]
+    alone = check(copies)["suspects"]
+
+    named = {Path(each["place"]).name[:-6] for each in grouped["listed"][: grouped["num_named"]]}
+    assert grouped["num_named"] >= 3 and named <= {"wrong0", "wrong25"} and alone["num_named"] == 0
+    assert alone["top1"] == 1 > grouped["top1"] > 0.8
+    for each in grouped["listed"]:
+        own = Path(each["place"]).name[:-6]
+        assert own not in {Path(neighbour["place"]).name[:-6] for neighbour in each["neighbours"]}
+
+
 def test_neighbours_are_others_and_have_their_own_labels(shapes):
     for each in check(shapes)["suspects"]["listed"]:
         assert len(each["neighbours"]) == 5 and each["row"] not in {n["row"] for n in each["neighbours"]}

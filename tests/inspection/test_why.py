@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 from tests.conftest import run
 from tests.pages import assert_fetches_nothing
@@ -85,7 +86,7 @@ def test_the_head_of_a_few_shot_run_has_the_scores_of_the_closed_form():
     model, _, _ = load(weights)
     width = model.num_features
     labels, features = np.arange(30) % 3, rng.standard_normal((30, width)) + 2 * (np.arange(30) % 3)[:, None]
-    solution = solve(features, labels, num_classes=3, l2=[8.0])
+    solution = solve(features, labels, num_classes=3, l2=[8.0], groups_N=None)
 
     changed = fewshot_weights(weights, solution, ("a", "b", "c"))
     model, arch, _ = load(changed)
@@ -124,6 +125,46 @@ def test_a_few_shot_run_answers_with_the_influences_of_refits(home, images):
     assert without.code == 4 and "a few-shot run keeps none" in without.json["error"]["fix"]
     shown = run("predict", "--ckpt", home / "fewshot", images[0], "--why", home / "again.html")
     assert shown.out.count("reason") == 3 and "runner-up" in shown.out
+
+
+def test_a_group_is_one_reason_with_the_influence_of_all_its_images(home, images):
+    """Groups are the last digits of the file names, of two or four images; the truth are refits."""
+    data = ("--ckpt", "demo", "--dataset", home / "photos", "--quiet")
+    drawn = ("--shots", "12", "--seeds", "1", "--l2", "8", "--set", r"data.group_column=name:(\d)\.png$")
+    assert run("fewshot", *data, *drawn, "--out", home / "grouped").code == 0
+    embedded = {}
+    for split in ("train", "test"):
+        out = home / f"{split}.safetensors"
+        assert run("embed", *data, "--split", split, "--layer", "pre_logits", "--out", out).code == 0
+        embedded[split] = load_file(out)
+
+    words = ("predict", "--ckpt", home / "grouped", images[0], "--why", home / "grouped.html")
+    why = run(*words, "--json", "--quiet").json["predictions"][0]["why"]
+
+    features, labels = embedded["train"]["features"].astype(np.float64), embedded["train"]["labels"].ravel()
+    groups = np.array([int(path[-5]) for path in sorted_paths(home / "photos/train")])
+    mean, std = features.mean(axis=0), features.std(axis=0) + 1e-5
+    inputs, image = (np.c_[(rows - mean) / std, np.full(len(rows), 100.0)]
+                     for rows in (features, embedded["test"]["features"][:1]))  # fmt: skip
+    targets = 2.0 * (labels[:, None] == np.arange(2)) - 1
+
+    def lead(rows: np.ndarray) -> float:
+        square = inputs[rows].T @ inputs[rows] + 8 * np.eye(inputs.shape[1])
+        green, red = (image @ np.linalg.solve(square, inputs[rows].T @ targets[rows]))[0]
+        return green - red if why["class"] == "green" else red - green
+
+    of_groups = {group: lead(groups >= 0) - lead(groups != group) for group in range(10)}
+    best = sorted(of_groups, key=of_groups.get, reverse=True)[:3]
+    assert [int(reason["place"][-5]) for reason in why["reasons"]] == best
+    assert [reason["num_images"] for reason in why["reasons"]] == [4 if group < 2 else 2 for group in best]
+    found = [reason["influence"] for reason in why["reasons"]]
+    assert found == pytest.approx([of_groups[group] for group in best], rel=1e-3)
+    others = "3 other images" if best[0] < 2 else "1 other image"
+    assert f"(with {others} of its group)" in (home / "grouped.html").read_text()
+
+
+def sorted_paths(folder) -> list[str]:
+    return sorted(map(str, folder.rglob("*.png")))
 
 
 def test_a_fine_tuned_run_answers_as_without_why(home, images):
@@ -170,7 +211,7 @@ def test_a_copy_of_a_training_image_under_a_wrong_label_is_the_first_reason(home
         (("--ckpt", "{home}/fewshot", "--why", "{home}/page.txt"), 2, "does not end in .html"),
         (("--ckpt", "{home}/fewshot", "--why", "{home}/kept.html"), 2, "exists"),
         (("--ckpt", "{home}/fewshot", "--set", "data.label_colum=x"), 2, "data.label_colum"),
-        (("--ckpt", "{home}/one",), 2, "one image a class"),
+        (("--ckpt", "{home}/one",), 2, "one image per class"),
         (("--ckpt", "{home}/gone",), 3, "there is no data set"),
         (("--ckpt", "{home}/other",), 3, "draws"),
         (("--ckpt", "{home}/knn",), 2, "exact influences"),

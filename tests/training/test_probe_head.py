@@ -49,7 +49,7 @@ def problem(num_rows: int, width: int, *, num_classes: int = 3) -> tuple[torch.T
 def test_the_layer_is_the_closed_form_times_its_temperature(shape, loss):
     """The truth is scikit-learn's ridge regression on the standardised features."""
     features_ND, labels_N = problem(*SHAPES[shape])
-    layer = closed_form_head(features_ND, labels_N, num_classes=3, loss=loss)
+    layer = closed_form_head(features_ND, labels_N, num_classes=3, loss=loss, groups_N=None)
     facts = layer.facts
 
     inputs_ND = features_ND.double().numpy()
@@ -68,7 +68,7 @@ def test_the_layer_is_the_closed_form_times_its_temperature(shape, loss):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_layer_solved_again_is_that_of_the_eigenvectors(shape):
     features_ND, labels_N = problem(*SHAPES[shape])
-    solution = least_squares.solve(features_ND, labels_N, num_classes=3, l2=(0.5, 8.0))
+    solution = least_squares.solve(features_ND, labels_N, num_classes=3, l2=(0.5, 8.0), groups_N=None)
 
     for which in (0, 1):
         np.testing.assert_allclose(probe_head.solve_at(solution, which), solution.weights(which), atol=1e-9)
@@ -111,7 +111,7 @@ def test_scores_without_a_mistake_have_a_temperature_too_and_those_of_chance_the
 
 def test_a_single_image_of_each_class_leaves_the_scores_as_they_are():
     features_ND, labels_N = problem(3, 5)
-    facts = closed_form_head(features_ND, labels_N, num_classes=3, loss="softmax").facts
+    facts = closed_form_head(features_ND, labels_N, num_classes=3, loss="softmax", groups_N=None).facts
 
     assert (facts["left_out_top1"], facts["temperature"]) == (None, 1.0)
     assert facts["l2"] == least_squares.DEFAULT_L2
@@ -127,7 +127,9 @@ def test_the_logits_of_a_network_are_those_of_the_layer_on_its_features(classifi
     with torch.no_grad():
         features_BD = outputs(model, images_BCHW, layer="pre_logits", with_logits=False)
         layer, whole = (
-            closed_form_head(features_BD[:rows], np.arange(rows) % 3, num_classes=3, loss="softmax")
+            closed_form_head(
+                features_BD[:rows], np.arange(rows) % 3, num_classes=3, loss="softmax", groups_N=None
+            )
             for rows in (9, 12)
         )
         start = start_weights(model)
@@ -199,7 +201,7 @@ def test_images_to_choose_by_are_of_every_class_and_no_longer_trained_on(photos)
     given = {"data.dataset": str(photos), "model.ckpt": "demo"}
 
     def held_out(split, *overrides):
-        return hold_out(split, recipes.load("finetune/default", overrides, given), DataSet)
+        return hold_out(split, recipes.load("finetune/default", overrides, given))
 
     probe = "model.head=probe"
     rest, choice = held_out(train, probe, "data.dev_fraction=0.25")
@@ -259,7 +261,7 @@ def assert_head_of_all_images(run_dir: Path, photos: Path, weights: dict[str, to
     stored = load_file(file)
     assert len(stored["labels"]) == 24
     layer = closed_form_head(
-        stored["features"].float(), stored["labels"].numpy(), num_classes=2, loss="softmax"
+        stored["features"].float(), stored["labels"].numpy(), num_classes=2, loss="softmax", groups_N=None
     )
     torch.testing.assert_close(weights["head.weight"], layer.weight_KD, rtol=1e-3, atol=1e-5)
 

@@ -86,6 +86,21 @@ def test_a_run_at_a_steady_speed_is_planned_once():
     assert simulated(180, step_s=lambda _: 0.5, most_steps=50)[1:] == (50, [])
 
 
+def test_the_time_of_evaluations_is_not_that_of_steps():
+    """Steps of a second, and an evaluation of 40 s after the third: measured over ten steps."""
+    clock = Clock()
+    about = {"began_at": 0.0, "most_steps": 10_000, "is_planned": False, "is_main": True, "clock": clock}
+    limit = TimeLimit(1_000, Scoring(3, 10, 10), **about)
+    for step in range(20):
+        clock.now += 1
+        if limit.misses(step, 10_000):
+            break
+        if step == 3:
+            clock.now += 40
+            limit.scored(10, 40)
+    assert step == time_limit.MEASURED_STEPS and limit._step_s == pytest.approx(1)
+
+
 def test_the_most_steps_that_fit_are_those_of_a_search_through_all():
     draws = random.Random(0)
     for _ in range(200):

@@ -91,8 +91,8 @@ def test_a_network_is_filled_with_a_tensor_at_a_time_of_each_file(tmp_path):
 
 
 def test_batch_norms_and_other_tensors_are_refused():
-    with pytest.raises(WeightsError, match="batch norms"):
-        state = nn.BatchNorm2d(3).state_dict()
-        check_names(state, list(state), where="RUN a")
+    for network in (nn.BatchNorm2d(3), nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.BatchNorm2d(3)))):
+        with pytest.raises(WeightsError, match="batch norms"):
+            check_names(network.state_dict(), list(network.state_dict()), where="RUN a")
     with pytest.raises(WeightsError, match="the tensor weight"):
         check_names(nn.Linear(3, 2).state_dict(), ["bias"], where="RUN a")

@@ -191,6 +191,18 @@ def test_a_file_with_another_checksum_is_refused_and_not_kept(server, place):
         assert resolve(ckpt) and fetch_address(resolve(ckpt).place, Progress(quiet=True)).is_file()
 
 
+@pytest.mark.parametrize("arrived", [b"weight", b"weights and more"])
+def test_a_file_of_another_length_is_refused_and_not_kept(tmp_path, arrived):
+    arriving = download._Download("https://x.y/x.npz", tmp_path / "x.npz", Progress(quiet=True))
+    arriving.partial.write_bytes(arrived)
+    with pytest.raises(WeightsError, match="arrived damaged: its size is not the one that the server states"):
+        arriving._check({"content-length": "7"})
+    assert not arriving.partial.exists()
+    arriving.partial.write_bytes(b"weights")
+    arriving._check({"content-length": "7"})
+    assert arriving.partial.exists()
+
+
 def test_processes_that_need_the_same_file_download_it_once(server):
     server.bucket["b/x.npz"] = os.urandom(2_000_000)
     address, paths = f"{server.address}/b/x.npz", []

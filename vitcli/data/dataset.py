@@ -17,8 +17,8 @@ from vitcli.credentials import with_credentials, without_credentials
 from vitcli.data import demo, seen_images, vtab_splits
 from vitcli.data.aliases import check_name, hub_source, local_copy
 from vitcli.data.classes import check_same_classes
-from vitcli.data.parts.cuts import Grouping, cut_dev, cut_fold, fold_of_rows, random_subset
-from vitcli.data.parts.groups import check_several, groups_of, num_shared
+from vitcli.data.parts.cuts import cut_dev, cut_fold, fold_of_rows, random_subset
+from vitcli.data.parts.groups import groups_of, num_shared
 from vitcli.data.parts.held_out import DEV_PART, DEV_PART_OF_ALL, FoldName, choice_part, is_choice
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.shards.paths import find_shards
@@ -27,7 +27,7 @@ from vitcli.data.sources import layouts
 from vitcli.data.sources.folders import BESIDE, NOTHING, LeftOut, image_files, left_out_of, relative, union
 from vitcli.data.sources.hub import open_hub
 from vitcli.data.sources.tables import SPLIT_WORDS, Tables
-from vitcli.data.split import Split, base_of, check_labels
+from vitcli.data.split import Grouping, Split, base_of, check_labels
 from vitcli.data.table_split import from_table, without_labels
 from vitcli.errors import DataError, nearest
 from vitcli.recipe.schema import Data
@@ -46,11 +46,13 @@ class DataSet:
         num_classes: needed where shards do not give it.
         streaming: read its shards in place; remote shards and .tar files are always read so.
         one_class, needs_labels, numbers: see `layouts.Choices`.
+        group_column: which rows belong together, see `parts.groups`; None for each row alone.
 
     Raises:
         DataError: there is no such data set, or it cannot be downloaded or listed.
     """
 
+    # parameters: the keys of a recipe's [data] section that say what the data are
     def __init__(
         self,
         name: str,
@@ -62,9 +64,11 @@ class DataSet:
         one_class: bool = False,
         needs_labels: bool = True,
         numbers: bool = False,
+        group_column: str | None = None,
     ):
         datasets.disable_progress_bars()
-        self._groups: dict[tuple[str, ...], Any] = {}  # by the names of splits and the rule
+        self.group_column = group_column
+        self._groups: dict[tuple[str, ...], Any] = {}  # by the names of splits
         self.name = name = without_credentials(name)
         alias = recipe.dataset_aliases().get(name)
         self.declared = alias or {}
@@ -104,7 +108,7 @@ class DataSet:
         base = base_of(split)
         if not self.has_split(base):
             raise self._no_split(split)
-        whole = self.open_whole(base)
+        whole = self._grouped(self.open_whole(base))
         first, last = self._slice(split, len(whole)) if split != base else (0, len(whole))
         if first >= last:
             raise DataError(
@@ -209,22 +213,23 @@ class DataSet:
                 fix="write them with the same columns and class names, or name one of them",
             ) from error
 
-    def groups_of(self, split: Split, rule: str) -> np.ndarray:
-        """Return the group of each row of a split, see `parts.groups`; found once for a whole split."""
-        whole, rows_of_whole = split.whole or (split, lambda rows: rows)
-        key = (whole.name, rule)
-        if key not in self._groups:
-            self._groups[key] = groups_of(whole, rule)
-        groups_N = self._groups[key][rows_of_whole(np.arange(len(split)))]
-        groups_N = np.unique(groups_N, return_inverse=True)[1]
-        check_several(groups_N, split, rule)
-        return groups_N
+    def _grouped(self, whole: Split) -> Split:
+        """Return a whole split with its groups, which are found once."""
+        if self.group_column is None:
+            return whole
 
-    def num_shared(self, held_out: Split, train: Split, rule: str) -> int:
+        def read() -> np.ndarray:
+            if (whole.name,) not in self._groups:
+                self._groups[whole.name,] = groups_of(whole, self.group_column)
+            return self._groups[whole.name,]
+
+        return replace(whole, grouping=Grouping(self.group_column, read))
+
+    def num_shared(self, held_out: Split, train: Split) -> int:
         """Return how many held-out images are of a group that is trained on; counted once."""
-        key = (held_out.name, train.name, rule)
+        key = (held_out.name, train.name)
         if key not in self._groups:
-            self._groups[key] = num_shared(held_out, train, rule)
+            self._groups[key] = num_shared(held_out, train, self.group_column)
         return self._groups[key]
 
     def _open_demo(self, split: str) -> Split:
@@ -284,6 +289,7 @@ def from_section(data: Data, kind: Callable[..., DataSet] = DataSet) -> DataSet:
         num_classes=data.num_classes,
         streaming=data.streaming,
         one_class=data.one_class,
+        group_column=data.group_column,
     )
 
 
@@ -350,11 +356,6 @@ def open_train_and_eval(
     return train, held_out
 
 
-def groups_of_rows(data: Data, split: Split) -> np.ndarray | None:
-    """Return the group of each row of a part of a recipe's data, as data.group_column says; None without."""
-    return from_section(data).groups_of(split, data.group_column) if data.group_column else None
-
-
 @dataclass(frozen=True)
 class FoldedSplit:
     """All images of a training split with the folds that they are held out in.
@@ -362,19 +363,17 @@ class FoldedSplit:
     Attributes:
         train_split: its name.
         folds_N: of each row, from 0.
-        groups_N: of each row, from 0, by data.group_column; None without.
         random_folds_N: as they would be if groups could be separated; None without groups.
     """
 
     train_split: str
     train: Split
     folds_N: np.ndarray
-    groups_N: np.ndarray | None = None
     random_folds_N: np.ndarray | None = None
 
     @property
     def num_groups(self) -> int | None:
-        return None if self.groups_N is None else int(self.groups_N.max()) + 1
+        return None if self.train.grouping is None else len(np.unique(self.train.groups_N))
 
 
 def open_folds(data: Data, num_folds: int, *, seed: int, kind: Callable[..., DataSet]) -> FoldedSplit:
@@ -384,11 +383,10 @@ def open_folds(data: Data, num_folds: int, *, seed: int, kind: Callable[..., Dat
     cuts = Cuts(source, data, train_split, seed, lambda: None)
     train = cuts.subset(source.open(train_split))
     order_N = _fold_order(train)
-    random_folds_N = fold_of_rows(train, num_folds, order_N=order_N)
-    if not (grouping := cuts.grouping(train)):
-        return FoldedSplit(train_split, train, random_folds_N)
-    folds_N = fold_of_rows(train, num_folds, order_N=order_N, grouping=grouping)
-    return FoldedSplit(train_split, train, folds_N, grouping.groups_N, random_folds_N)
+    folds_N, random_folds_N = fold_of_rows(train, num_folds, order_N=order_N), None
+    if train.grouping:
+        random_folds_N = fold_of_rows(replace(train, grouping=None), num_folds, order_N=order_N)
+    return FoldedSplit(train_split, train, folds_N, random_folds_N)
 
 
 def _train_split_of(source: DataSet, data: Data) -> str:
@@ -418,11 +416,11 @@ class Cuts:
 
     def dev(self, whole: Split) -> tuple[Split, Split]:
         """Return the rows to train on, and those to choose or report by."""
-        data, grouping = self.data, self.grouping(whole)
+        data = self.data
         order_N = seen_images.held_out_order(whole, self.trained_before) if data.dev_stratified else None
         rule = {"dev_fraction": data.dev_fraction, "split": self.train_split}
-        rule |= {"stratified": data.dev_stratified, "grouping": grouping}
-        if grouping:
+        rule |= {"stratified": data.dev_stratified}
+        if whole.grouping:
             rule["was_trained_N"] = seen_images.trained_rows(whole, self.trained_before())
         return cut_dev(whole, **rule, order_N=order_N)
 
@@ -430,26 +428,19 @@ class Cuts:
         """Return what is trained without a fold, and the fold or the part to choose by; or all rows twice."""
         if folds.fold is None:
             return train, replace(train, name=f"{train.name}, {folds}")
-        grouping = self.grouping(train)
-        folds_N = fold_of_rows(train, folds.num_folds, order_N=_fold_order(train), grouping=grouping)
-        rest, held_out = cut_fold(train, folds.fold, folds_N, split=self.train_split, grouping=grouping)
+        folds_N = fold_of_rows(train, folds.num_folds, order_N=_fold_order(train))
+        rest, held_out = cut_fold(train, folds.fold, folds_N, split=self.train_split)
         return self.dev(rest) if folds.is_choice else (rest, held_out)
 
     def subset(self, train: Split) -> Split:
         """Return the random subset that data.num_examples asks for."""
         if self.data.num_examples is None:
             return train
-        grouping = self.grouping(train)
-        return random_subset(train, self.data.num_examples, seed=self.seed, grouping=grouping)
-
-    def grouping(self, split: Split) -> Grouping | None:
-        rule = self.data.group_column
-        return Grouping(rule, self.source.groups_of(split, rule)) if rule else None
+        return random_subset(train, self.data.num_examples, seed=self.seed, keeps_groups=True)
 
     def noting_shared(self, held_out: Split, train: Split) -> Split:
         """Return a split with a note on how many of its images are of groups that are trained on."""
-        rule = self.data.group_column
-        count = self.source.num_shared(held_out, train, rule)
+        count, rule = self.source.num_shared(held_out, train), self.data.group_column
         note = (
             f"{count:,} of the {len(held_out):,} images to score are of groups ({rule}) that are trained on"
         )

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from vitcli.data.parts.cuts import Grouping, cut_dev, cut_fold, fold_of_rows
+from vitcli.data.parts.cuts import cut_dev, cut_fold, fold_of_rows
 from vitcli.data.sampler import ROWS_PER_TASK, row_ranges
-from vitcli.data.split import Split, base_of
+from vitcli.data.split import Grouping, Split, base_of
 from vitcli.errors import DataError
+from vitcli.recipe.group_rule import NEAR_DUPLICATES
 
 # In the metadata of weights: digests in base64, of images "trained_on" and "held_out", and of those
 # "trained_before", by the run whose weights it started from and by the runs before that one.
@@ -248,6 +249,7 @@ def held_out_part(
     has_changed = num_new or len(held_rows) < len(held_out)
     notes = (*whole.notes, note) if has_changed else whole.notes
     part = replace(whole.rows(held_rows), name=f"{whole.name}, dev part", dev_cut=seen.cut, notes=notes)
+    part = _grouped(part, seen.cut or {})
     return _noting_seen(part, seen, digests_N[held_rows])
 
 
@@ -325,7 +327,7 @@ def _cut_again(open_split: Callable[[str], Split], seen: SeenImages, *, base: st
         return None
     is_stratified = cut.get("stratified", False)  # cuts of earlier versions were not
     try:
-        whole = open_split(cut["split"])  # perhaps a slice that other data do not have
+        whole = _grouped(open_split(cut["split"]), cut)  # perhaps a slice that other data do not have
         if cut.get("num_rows", len(whole)) != len(whole):
             return None
         if seen.held_out is None and whole.fingerprint != cut["fingerprint"]:
@@ -345,15 +347,28 @@ def _cut_again(open_split: Callable[[str], Split], seen: SeenImages, *, base: st
 
 def _group_cut_again(whole: Split, cut: dict[str, Any]) -> Split:
     """Return a fold, or a dev part of whole groups, of images that have no files to be known by."""
-    rule, fold, num_folds = cut.get("group_column"), cut.get("fold"), cut.get("folds")
-    from vitcli.data.parts.groups import groups_of  # loads tables
-
-    grouping = Grouping(rule, groups_of(whole, rule)) if isinstance(rule, str) else None
+    fold, num_folds = cut.get("fold"), cut.get("folds")
     if isinstance(fold, int) and isinstance(num_folds, int):
-        folds_N = fold_of_rows(whole, num_folds, order_N=None, grouping=grouping)
-        return cut_fold(whole, fold, folds_N, split=cut["split"], grouping=grouping)[1]
+        folds_N = fold_of_rows(whole, num_folds, order_N=None)
+        return cut_fold(whole, fold, folds_N, split=cut["split"])[1]
     rule = {"dev_fraction": cut["fraction"], "stratified": bool(cut.get("stratified"))}
-    return cut_dev(whole, **rule, split=cut["split"], grouping=grouping)[1]
+    return cut_dev(whole, **rule, split=cut["split"])[1]
+
+
+def _grouped(split: Split, cut: dict[str, Any]) -> Split:
+    """Return a split whose rows belong together as where it was cut; with a note if that cannot be known."""
+    rule = cut.get("group_column")
+    if not isinstance(rule, str):
+        return replace(split, grouping=None)
+    from vitcli.data.parts.groups import group_names, groups_of  # loads tables
+
+    try:
+        if rule != NEAR_DUPLICATES:  # which every image has, and which are found only if they are asked for
+            group_names(split, rule)
+    except DataError as error:
+        note = f"which of these images belong together (data.group_column) is not known: {error.message}"
+        return replace(split, grouping=None, notes=(*split.notes, note))
+    return replace(split, grouping=Grouping(rule, lambda: groups_of(split, rule)))
 
 
 def _unknown_part(whole: Split, seen: SeenImages, *, option: str | None) -> Split:

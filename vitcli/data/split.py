@@ -50,6 +50,24 @@ class SourceFiles:
 
 
 @dataclass(frozen=True)
+class Grouping:
+    """Which rows of a split belong together: photographs of one object, patient or scene.
+
+    Attributes:
+        rule: the value of `data.group_column`.
+        read: function to the group of each row, (N,) int64.
+    """
+
+    rule: str
+    read: Callable[[], np.ndarray]
+
+    @cached_property
+    def groups_N(self) -> np.ndarray:
+        """The group of each row; of a part of a split the numbers are those of the whole."""
+        return self.read()
+
+
+@dataclass(frozen=True)
 class Split:
     """Rows of one split, read one at a time.
 
@@ -80,6 +98,7 @@ class Split:
             for an image that has just been written; None if the source tells nothing of the kind.
         source_files: the files that hold the images, of a part those of the whole; None if they are unknown.
         whole: of a part, the split that it was cut from first, and the function of its rows to rows there.
+        grouping: which rows belong together, by `data.group_column`; None for each row alone.
         cache: images that are kept once they are decoded, see `image_cache`.
     """
 
@@ -103,6 +122,7 @@ class Split:
     stamp_of: Callable[[int], int | None] | None = None
     source_files: SourceFiles | None = None
     whole: "tuple[Split, Callable[[np.ndarray], np.ndarray]] | None" = None
+    grouping: Grouping | None = None
     cache: Any = None
 
     @property
@@ -112,6 +132,11 @@ class Split:
 
     def __len__(self) -> int:
         return self.num_examples
+
+    @property
+    def groups_N(self) -> np.ndarray | None:
+        """The group of each row, (N,) int64, read when it is first asked for; None without groups."""
+        return self.grouping and self.grouping.groups_N
 
     @cached_property
     def fingerprint(self) -> str:
@@ -226,6 +251,7 @@ class Split:
             read_column=self.read_column
             and (lambda name: [*map(self.read_column(name).__getitem__, all_rows())]),
             whole=(whole, lambda rows: rows_of_whole(source_rows(rows))),
+            grouping=self.grouping and Grouping(self.grouping.rule, lambda: self.groups_N[all_rows()]),
             cache=None,
         )
 

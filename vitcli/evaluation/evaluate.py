@@ -491,7 +491,7 @@ def _details(
     return {
         **of_several,
         **_statistics(task, predictions),
-        **results_of(predictions, task.belief, fingerprint=task.fingerprint),
+        **results_of(predictions, task.belief, task.split, fingerprint=task.fingerprint),
         **_of_classes(predictions, class_names),
         "mistakes": mistakes.describe(predictions, class_names, places, task.source_rows),
     }

@@ -46,8 +46,7 @@ def write_golden(path: Path, split: Split, preprocessing: Preprocessing, *, prec
         image_HWC = loader.read_example(split, row)[0]
         image_HWC = _shrunk(image_HWC) if network.takes_any_size else preprocessing(image_HWC)
         outputs_K = _answers(network, image_HWC, path)
-        # Of many outputs those that matter: in the order of their number
-        kept = np.sort(np.argsort(-np.abs(outputs_K), kind="stable")[:MOST_OUTPUTS])
+        kept = _kept(outputs_K)
         entries.append(
             {
                 "image": split.where_is(row).rpartition("/")[2],
@@ -64,6 +63,11 @@ def write_golden(path: Path, split: Split, preprocessing: Preprocessing, *, prec
         "images": entries,
     }
     write_json(golden_path(path), golden)
+
+
+def _kept(outputs_K: np.ndarray) -> np.ndarray:
+    """Return which of many outputs a golden file has, in ascending order: those farthest from 0."""
+    return np.sort(np.argsort(-np.abs(outputs_K), kind="stable")[:MOST_OUTPUTS])
 
 
 def check(path: str) -> dict[str, Any]:

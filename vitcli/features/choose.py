@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from vitcli import recipe as recipes
-from vitcli.data import dataset
 from vitcli.data.image_cache import ImageCache
+from vitcli.data.parts.cuts import groups_to_divide
 from vitcli.data.split import Split
 from vitcli.errors import DataError, Stopped, VitError
 from vitcli.evaluation.setup import RunSettings, eval_settings, read_checkpoint, seen_by
@@ -174,7 +174,7 @@ def _problem(train: Split, recipe: Recipe, request: RecipeRequest, rows_N: np.nd
     Raises:
         DataError: there is one class, or no image of which its class has another one.
     """
-    labels_N, groups_N = train.read_labels()[rows_N], dataset.groups_of_rows(recipe.data, train)
+    labels_N, groups_N = train.read_labels()[rows_N], groups_to_divide(train)
     groups_N = np.arange(len(rows_N)) if groups_N is None else groups_N[rows_N]
     if len(np.unique(labels_N)) < 2:
         fix = "take data of two classes or more; data.label_column names another column of labels"

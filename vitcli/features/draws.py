@@ -196,17 +196,18 @@ def _fit_and_score(
     """Return the accuracy of one draw, and what the classifier chose."""
     features_ND, labels_N = problem.features_of(rows), problem.labels_N[rows]
     num_classes, tests_TD = problem.num_classes, problem.tests_TD
+    groups_N = None if problem.groups_N is None else problem.groups_N[rows]
     if classifier != "least-squares":
         classify = classifiers.BY_NAME[classifier]
-        predicted_T, chosen = classify(features_ND, labels_N, tests_TD, num_classes=num_classes)
+        about = {"num_classes": num_classes, "groups_N": groups_N}
+        predicted_T, chosen = classify(features_ND, labels_N, tests_TD, **about)
         return float((predicted_T == problem.test_labels_T).mean()), chosen
-    groups_N = np.arange(len(rows)) if problem.groups_N is None else problem.groups_N[rows]
     if l2 == "sweep" and not least_squares.has_others(labels_N, groups_N).any():
         l2 = least_squares.DEFAULT_L2
     strengths = SWEEP if l2 == "sweep" else (l2,)
     solution = least_squares.solve(
-        features_ND, labels_N, num_classes=num_classes, l2=strengths, balance=balance
+        features_ND, labels_N, num_classes=num_classes, l2=strengths, groups_N=groups_N, balance=balance
     )
-    which = least_squares.choose_l2(solution, groups_N) if l2 == "sweep" else 0
+    which = least_squares.choose_l2(solution) if l2 == "sweep" else 0
     accuracy_1 = least_squares.accuracies(solution, tests_TD, problem.test_labels_T, which=[which])
     return float(accuracy_1[0]), strengths[which]

@@ -14,6 +14,7 @@ import numpy as np
 
 from vitcli import recipe as recipes
 from vitcli.data import dataset
+from vitcli.data.parts.cuts import groups_to_divide
 from vitcli.data.split import Split, classes_without
 from vitcli.errors import DataError, Stopped, VitError
 from vitcli.evaluation.setup import (
@@ -61,7 +62,7 @@ def fewshot(
     # Weights and data are read before the processes join: a long download would stall a collective.
     weights = read_checkpoint(recipe, quiet=run.quiet)
     train, test = open_splits(recipe)
-    groups_N = dataset.groups_of_rows(recipe.data, train)
+    groups_N = groups_to_divide(train)
     labels_N, draws = _labels_and_draws(train, recipe, draws_file, groups_N)
     curve_rows_N = _rows_of_curve(train, labels_N, recipe)
     used = {"shots": tuple(next(iter(draws.values()))), "seeds": len(draws)}  # a file's, where there is one

@@ -12,7 +12,7 @@ def fold_accuracy(
     folds_N: np.ndarray,
     *,
     num_classes: int,
-    groups_N: np.ndarray | None = None,
+    groups_N: np.ndarray | None,
 ) -> float:
     """Return the fraction of rows that are predicted right by a solution fitted to the other folds.
 
@@ -23,14 +23,15 @@ def fold_accuracy(
         groups_N: of each row; None for groups of one row.
     """
     labels_N = np.asarray(labels_N)
-    groups_N = np.arange(len(labels_N)) if groups_N is None else groups_N
     num_right = 0
     for fold in np.unique(folds_N):
         rest, held = np.flatnonzero(folds_N != fold), np.flatnonzero(folds_N == fold)
-        can_choose = has_others(labels_N[rest], groups_N[rest]).any()
+        groups = None if groups_N is None else groups_N[rest]
+        can_choose = has_others(labels_N[rest], groups).any()
         l2 = SWEEP if can_choose else (DEFAULT_L2,)
-        solution = solve(features_ND[rest], labels_N[rest], num_classes=num_classes, l2=l2)
-        which = choose_l2(solution, groups_N[rest]) if can_choose else 0
+        about = {"num_classes": num_classes, "l2": l2, "groups_N": groups}
+        solution = solve(features_ND[rest], labels_N[rest], **about)
+        which = choose_l2(solution) if can_choose else 0
         accuracy_1 = accuracies(solution, features_ND[held], labels_N[held], which=[which])
         num_right += round(accuracy_1[0] * len(held))
     return num_right / len(labels_N)

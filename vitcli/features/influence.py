@@ -6,6 +6,9 @@ update of A^-1, Sherman and Morrison). So the influence of the row, the scores o
 
     influence_i = (x' A^-1 x_i) (y_i - score_i)                 x' A^-1 X' = x' X' G where N < E
 
+Where score_i is without the whole group of the row, the influences of the rows of a group add up to that of
+the group: the scores of x less those without all of them (the same update by several rows, Woodbury).
+
 No refit is needed. As in `least_squares.left_out_scores` the standardisation and the weights of classes
 remain those of all rows.
 
@@ -18,7 +21,7 @@ from vitcli.features.least_squares import Solution, left_out_scores
 
 
 def influences(solution: Solution, inputs_ME: np.ndarray, of_MK: np.ndarray) -> np.ndarray:
-    """Return how much each training row adds to combinations of scores, (M, N) float64.
+    """Return how much each training row adds to combinations of scores, (M, N) float64; of a group its part.
 
     Args:
         solution: of one l2.
@@ -33,5 +36,5 @@ def influences(solution: Solution, inputs_ME: np.ndarray, of_MK: np.ndarray) -> 
     kernel_MN = (left_MR / (solution.eigenvalues_R + l2)) @ right_NR.T
     # y_i - score_i: a row and its target have the root of the row's weight.
     targets_NK = 2.0 * (solution.labels_N[:, None] == np.arange(solution.num_classes)) - 1
-    residuals_NK = (targets_NK - left_out_scores(solution)[:, 0]) * solution.root_weights_N1
+    residuals_NK = (targets_NK - left_out_scores(solution)) * solution.root_weights_N1
     return kernel_MN * (of_MK @ residuals_NK.T)

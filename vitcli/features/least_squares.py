@@ -18,6 +18,10 @@ The residual of a row when it is left out follows without a refit (Allen's PRESS
 
     H = X (X'X + l2 I)^-1 X',    residual_i = (y_i - (HY)_i) / (1 - H_ii)
 
+and those of the rows g of a group, such as the photographs of one object, when all of them are left out:
+
+    residual_g = (I - H_gg)^-1 (Y - HY)_g
+
 With `balance`, the squared error of row i has a weight w_i that falls with the size of its class, see
 `data.balance`; the authors' evaluator has none. Row i of X and of Y is then sqrt(w_i) times the above, which
 leaves all formulas as they are; its score when it is left out is divided by sqrt(w_i) again.
@@ -29,7 +33,7 @@ N rows, D features, E = D + 1 columns of X, R = min(N, E), K classes, L values o
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -55,6 +59,7 @@ class Solution:
         mean_D, std_D: standardisation of the features.
         inputs_NE, labels_N: X, its rows times `root_weights_N1`, and the labels of the fitted rows.
         root_weights_N1: sqrt(w_i) of each row; 1 without balance.
+        groups_N: the group of each row, which is left out as a whole; each row its own without groups.
         eigenvalues_R, vectors_RR: of X'X where N >= E, else of XX'.
         projected_RK: V'X'Y, or V'Y where N < E.
     """
@@ -65,6 +70,7 @@ class Solution:
     inputs_NE: np.ndarray
     labels_N: np.ndarray
     root_weights_N1: np.ndarray
+    groups_N: np.ndarray
     eigenvalues_R: np.ndarray
     vectors_RR: np.ndarray
     projected_RK: np.ndarray
@@ -77,6 +83,11 @@ class Solution:
     def is_tall(self) -> bool:
         """Return True if N >= E and the decomposition is that of X'X."""
         return len(self.vectors_RR) == self.inputs_NE.shape[1]
+
+    @property
+    def is_scored_N(self) -> np.ndarray:
+        """Which rows can be right without their group, (N,) bool: their class has a row in another one."""
+        return has_others(self.labels_N, self.groups_N)
 
     def weights(self, which: int) -> np.ndarray:
         """Return W (E, K) for one l2, float64, the bias last."""
@@ -147,6 +158,7 @@ def solve(
     *,
     num_classes: int,
     l2: Sequence[float],
+    groups_N: np.ndarray | None,
     balance: str = "none",
 ) -> Solution:
     """Solve the least-squares problem in float64 from features of any float dtype.
@@ -154,6 +166,7 @@ def solve(
     A class without a row gets the score -1 everywhere.
 
     Args:
+        groups_N: of each row, see `Solution`; None without groups.
         balance: "full" gives all classes the same weight in the squared error, "sqrt" the root of their
             sizes; the weights of all rows have the mean 1, so that l2 keeps its scale.
 
@@ -187,7 +200,8 @@ def solve(
     if is_tall:
         vectors_RR[~inputs_NE.any(axis=0)] = 0  # exactly 0 for a constant feature, whatever a test row has
         projected_RK = vectors_RR.T @ projected_RK
-    rows = (inputs_NE, labels_N, root_weights_N1)
+    groups_N = np.arange(len(labels_N)) if groups_N is None else groups_N
+    rows = (inputs_NE, labels_N, root_weights_N1, groups_N)
     return Solution(tuple(map(float, l2)), mean_D, std_D, *rows, eigenvalues_R, vectors_RR, projected_RK)
 
 
@@ -214,125 +228,127 @@ def accuracies(
     return hits_L / len(labels_N)
 
 
-def left_out_scores(
-    solution: Solution, rows: slice | np.ndarray = slice(None), *, together: bool = False
-) -> np.ndarray:
-    """Return the scores of fitted rows by the weights of all other rows, (N, L, K), without a refit.
+def left_out_scores(solution: Solution, which: int = 0) -> np.ndarray:
+    """Return the scores of each fitted row by the weights of all rows of other groups, (N, K), at one l2."""
+    scores_NK = np.empty((len(solution.labels_N), solution.num_classes))
+    for rows, scores_M1K in _left_out(replace(solution, l2=(solution.l2[which],))):
+        scores_NK[rows] = scores_M1K[:, 0]
+    return scores_NK
 
-        where N >= E:  score_i = y_i - (y_i - (HY)_i) / (1 - H_ii)
-        where N < E:   score_i = y_i - (GY)_i / G_ii,  G = (XX' + l2 I)^-1
 
-    The second form is the first with I - H = l2 G, without its cancellation. Mean, standard deviation and
-    the weights of classes remain those of all rows.
+def left_out_hits(solution: Solution) -> np.ndarray:
+    """Return whether each row is right when its group is left out, at each l2: (N, L) bool.
 
-    Args:
-        together: leave these rows out as one group g; 1 - H_ii is then the matrix I - H_gg, and G_ii is G_gg.
+    A row whose class has no row in another group is predicted wrong.
     """
-    if solution.is_tall:
-        basis_NR = solution.inputs_NE[rows] @ solution.vectors_RR
-    else:
-        basis_NR = solution.vectors_RR[rows]
-    # HY and the diagonal of H, or GY and the diagonal of G, for every l2.
-    damping_RL = 1 / (solution.eigenvalues_R[:, None] + np.array(solution.l2))
-    damped_RLK = damping_RL[:, :, None] * solution.projected_RK[:, None]
-    product_NM = basis_NR @ damped_RLK.reshape(len(damped_RLK), -1)
-    product_NLK = product_NM.reshape(-1, *damped_RLK.shape[1:])
-    diagonal_NL = np.square(basis_NR) @ damping_RL
-    targets_N1K = 2.0 * (solution.labels_N[rows, None, None] == np.arange(solution.num_classes)) - 1
-    root_N11 = solution.root_weights_N1[rows, :, None]
-    if together:
-        right_NLK = root_N11 * targets_N1K - product_NLK if solution.is_tall else product_NLK
-        solved = [
-            _solved(basis_NR, damping_R, right_NLK[:, i], is_tall=solution.is_tall)
-            for i, damping_R in enumerate(damping_RL.T)
-        ]
-        residual_NLK = np.stack(solved, axis=1)
-    elif solution.is_tall:
-        residual_NLK = (root_N11 * targets_N1K - product_NLK) / (1 - diagonal_NL)[:, :, None]
-    else:
-        residual_NLK = product_NLK / diagonal_NL[:, :, None]
-    return targets_N1K - residual_NLK / root_N11
+    hits_NL = np.zeros((len(solution.labels_N), len(solution.l2)), dtype=bool)
+    for rows, scores_MLK in _left_out(solution):
+        hits_NL[rows] = scores_MLK.argmax(axis=2) == solution.labels_N[rows, None]
+    return hits_NL & solution.is_scored_N[:, None]
 
 
-def _solved(
-    basis_NR: np.ndarray, damping_R: np.ndarray, right_NK: np.ndarray, *, is_tall: bool
-) -> np.ndarray:
-    """Return (I - H)^-1 right where N >= E, else G^-1 right, with H or G = basis diag(damping) basis'.
-
-    Of more rows than columns the smaller matrix is solved (Woodbury):
-
-        (I - B D B')^-1 = I + B (D^-1 - B'B)^-1 B'
-    """
-    if is_tall and len(basis_NR) > basis_NR.shape[1]:
-        inner_RR = np.diag(1 / damping_R) - basis_NR.T @ basis_NR
-        return right_NK + basis_NR @ np.linalg.solve(inner_RR, basis_NR.T @ right_NK)
-    kernel_NN = (basis_NR * damping_R) @ basis_NR.T
-    return np.linalg.solve(np.eye(len(basis_NR)) - kernel_NN if is_tall else kernel_NN, right_NK)
-
-
-def left_out_accuracies(solution: Solution, groups_N: np.ndarray | None = None) -> np.ndarray:
-    """Return the leave-one-out accuracy at each l2, (L,) float64, over the rows whose class has another row.
-
-    With groups each row is scored without its whole group, and its class must have a row in another one.
+def left_out_accuracies(solution: Solution) -> np.ndarray:
+    """Return the accuracy of rows left out at each l2, (L,) float64; a class of one group is not counted.
 
     Each row counts with its weight: with balance "full" this is the mean of the accuracies per class.
 
-    The only row of a class cannot be right: without it the class has the score -1 everywhere.
-
     Raises:
-        VitError: every class has a single row.
+        VitError: every class has a single row or group.
     """
-    groups_N = np.arange(len(solution.labels_N)) if groups_N is None else groups_N
-    counted_N = has_others(solution.labels_N, groups_N)
-    if not counted_N.any():
+    if not solution.is_scored_N.any():
         raise VitError(
             "with one image or group per class, l2 cannot be chosen by leaving one out",
             where="leave-one-out choice of l2",
             fix=f"give l2 (the authors' evaluator has {DEFAULT_L2:g}), or take 2 shots or more",
         )
-    weights_N = np.where(counted_N, solution.root_weights_N1[:, 0] ** 2, 0.0)
-    return weights_N @ left_out_hits(solution, groups_N) / weights_N.sum()
+    weights_N = np.where(solution.is_scored_N, solution.root_weights_N1[:, 0] ** 2, 0.0)
+    return weights_N @ left_out_hits(solution) / weights_N.sum()
 
 
-def left_out_hits(solution: Solution, groups_N: np.ndarray | None = None) -> np.ndarray:
-    """Return whether each row is right without itself, or without its whole group, at each l2: (N, L) bool.
-
-    A row whose class has no row in another group is predicted wrong.
-    """
-    groups_N = np.arange(len(solution.labels_N)) if groups_N is None else groups_N
-    hits_NL = np.zeros((len(solution.labels_N), len(solution.l2)), dtype=bool)
-    _, group_of_row_N, sizes_G = np.unique(groups_N, return_inverse=True, return_counts=True)
-    is_alone_N = sizes_G[group_of_row_N] == 1
-    alone, width = np.flatnonzero(is_alone_N), len(solution.l2) * solution.num_classes
-    of_groups = np.flatnonzero(~is_alone_N)[np.argsort(group_of_row_N[~is_alone_N], kind="stable")]
-    starts = np.flatnonzero(np.diff(group_of_row_N[of_groups])) + 1
-    groups = [group for group in np.split(of_groups, starts) if len(group)]
-    several = [(alone[part], False) for part in parts(len(alone), width)] + [
-        (group, True) for group in groups
-    ]
-    for rows, together in several:
-        best_NL = left_out_scores(solution, rows, together=together).argmax(axis=2)
-        hits_NL[rows] = best_NL == solution.labels_N[rows, None]
-    return hits_NL & has_others(solution.labels_N, groups_N)[:, None]
-
-
-def has_others(labels_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
-    """Return whether the class of each row has a row in another group, (N,) bool."""
-    pairs = np.unique(np.stack([labels_N, groups_N]), axis=1)
-    return np.bincount(pairs[0], minlength=labels_N.max() + 1)[labels_N] > 1
-
-
-def choose_l2(solution: Solution, groups_N: np.ndarray | None = None) -> int:
-    """Return the index of the l2 with the best accuracy of rows, or groups, left out; the largest of equals.
+def choose_l2(solution: Solution) -> int:
+    """Return the index of the l2 with the best accuracy of rows left out; the largest of equals.
 
     Test rows are not used. The "leave-self-out" of the authors' older evaluators is different: it ranks the
     l2 by test accuracy on the other data sets.
 
     Raises:
-        VitError: every class has a single row.
+        VitError: every class has a single row or group.
     """
-    accuracy_L = left_out_accuracies(solution, groups_N).round(12)  # sums of weights have rounding errors
+    accuracy_L = left_out_accuracies(solution).round(12)  # sums of weights have rounding errors
     return max(range(len(accuracy_L)), key=lambda i: (accuracy_L[i], solution.l2[i]))
+
+
+def has_others(labels_N: np.ndarray, groups_N: np.ndarray | None) -> np.ndarray:
+    """Return whether the class of each row has a row in another group, (N,) bool."""
+    groups_N = np.arange(len(labels_N)) if groups_N is None else groups_N
+    pairs = np.unique(np.stack([labels_N, groups_N]), axis=1)
+    return np.bincount(pairs[0], minlength=labels_N.max() + 1)[labels_N] > 1
+
+
+def _left_out(solution: Solution) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield fitted rows (M,) and their scores (M, L, K) by the weights of the other groups, without a refit.
+
+        where N >= E:  score_g = y_g - (I - H_gg)^-1 (Y - HY)_g
+        where N < E:   score_g = y_g - G_gg^-1 (GY)_g,  G = (XX' + l2 I)^-1
+
+    The second form is the first with I - H = l2 G, without its cancellation. Mean, standard deviation and
+    the weights of classes remain those of all rows.
+    """
+    damping_RL = 1 / (solution.eigenvalues_R[:, None] + np.array(solution.l2))
+    damped_RLK = damping_RL[:, :, None] * solution.projected_RK[:, None]
+    width = max(len(solution.l2) * solution.num_classes, len(solution.vectors_RR))
+    for rows_GM in _groups_of_equal_size(solution.groups_N, width):
+        rows = rows_GM.ravel()
+        # (HY)_g or (GY)_g of each group; the residuals of its rows at each l2.
+        if solution.is_tall:
+            basis_NR = solution.inputs_NE[rows] @ solution.vectors_RR
+        else:
+            basis_NR = solution.vectors_RR[rows]
+        product_NM = basis_NR @ damped_RLK.reshape(len(damped_RLK), -1)
+        product_NLK = product_NM.reshape(-1, *damped_RLK.shape[1:])
+        targets_N1K = 2.0 * (solution.labels_N[rows, None, None] == np.arange(solution.num_classes)) - 1
+        root_N11 = solution.root_weights_N1[rows, :, None]
+        right_NLK = root_N11 * targets_N1K - product_NLK if solution.is_tall else product_NLK
+        basis_GMR = basis_NR.reshape(*rows_GM.shape, -1)
+        for i, damping_R in enumerate(damping_RL.T):
+            right_GMK = right_NLK[:, i].reshape(*rows_GM.shape, -1)
+            solved_GMK = _solved(basis_GMR, damping_R, right_GMK, is_tall=solution.is_tall)
+            right_NLK[:, i] = solved_GMK.reshape(len(rows), -1)
+        yield rows, targets_N1K - right_NLK / root_N11
+
+
+def _solved(
+    basis_GMR: np.ndarray, damping_R: np.ndarray, right_GMK: np.ndarray, *, is_tall: bool
+) -> np.ndarray:
+    """Return (I - H_gg)^-1 right of each group where N >= E, else G_gg^-1 right.
+
+    H_gg or G_gg is basis diag(damping) basis'. Of more rows than columns the smaller matrix is solved:
+
+        (I - B D B')^-1 = I + B (D^-1 - B'B)^-1 B'                  (Woodbury)
+    """
+    num_rows, num_columns = basis_GMR.shape[1:]
+    if num_rows == 1:
+        diagonal_G11 = (np.square(basis_GMR[:, 0]) @ damping_R)[:, None, None]
+        return right_GMK / (1 - diagonal_G11 if is_tall else diagonal_G11)
+    if is_tall and num_rows > num_columns:
+        inner_GRR = np.diag(1 / damping_R) - basis_GMR.mT @ basis_GMR
+        return right_GMK + basis_GMR @ np.linalg.solve(inner_GRR, basis_GMR.mT @ right_GMK)
+    kernel_GMM = (basis_GMR * damping_R) @ basis_GMR.mT
+    return np.linalg.solve(np.eye(num_rows) - kernel_GMM if is_tall else kernel_GMM, right_GMK)
+
+
+def _groups_of_equal_size(groups_N: np.ndarray, width: int) -> Iterator[np.ndarray]:
+    """Yield the rows of some groups with as many rows each, (G, M), every group once.
+
+    A part has at most CHUNK_VALUES values of `width` a row and of the matrices of its groups, or one group.
+    """
+    _, group_of_row_N, sizes_G = np.unique(groups_N, return_inverse=True, return_counts=True)
+    by_group_N = np.argsort(group_of_row_N, kind="stable")
+    starts_G = np.cumsum(sizes_G) - sizes_G
+    for size in np.unique(sizes_G):
+        firsts = starts_G[sizes_G == size]
+        for part in parts(len(firsts), size * max(width, size)):
+            yield by_group_N[firsts[part, None] + np.arange(size)]
 
 
 def _inputs(features_ND: np.ndarray, mean_D: np.ndarray, std_D: np.ndarray) -> np.ndarray:

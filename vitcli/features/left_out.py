@@ -82,7 +82,7 @@ def left_out(
         which_N: the rows that count, (N,) bool; the others are fitted and not scored.
     """
     solution = fitted(features_ND, problem)
-    hits_NL = left_out_hits(solution, problem.groups_N)
+    hits_NL = left_out_hits(solution)
     if which_N is not None:
         hits_NL &= which_N[:, None]
     best = max(range(len(solution.l2)), key=lambda i: (hits_NL[:, i].sum(), solution.l2[i]))
@@ -91,7 +91,8 @@ def left_out(
 
 def fitted(features_ND: np.ndarray, problem: LeftOutProblem) -> Solution:
     """Return the closed form of all rows."""
-    return solve(features_ND, problem.labels_N, num_classes=problem.num_classes, l2=problem.strengths)
+    about = {"num_classes": problem.num_classes, "l2": problem.strengths, "groups_N": problem.groups_N}
+    return solve(features_ND, problem.labels_N, **about)
 
 
 def _score_attentive(

@@ -1,6 +1,6 @@
 """Labels that the other images contradict, by exact leave-one-out of the closed form of `vit fewshot`.
 
-The score of an image is what the closed form predicts for it when it is left out, without a refit
+The score of an image is what the closed form predicts for it when it, or its group, is left out
 (`least_squares.left_out_scores`), at the l2 of the highest leave-one-out accuracy. The probability of a class
 follows from how the left-out scores of its images lie:
 
@@ -18,14 +18,14 @@ N rows, D features, K classes, M neighbours.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from vitcli.errors import DataError
 from vitcli.evaluation.belief.temperature import softmax_scale
-from vitcli.features import least_squares
 from vitcli.features.draws import SWEEP
+from vitcli.features.least_squares import choose_l2, has_others, left_out_accuracies, left_out_scores, solve
 
 PRIOR = 50.0  # images that the ideal mean of a class counts as
 NAMED_BELOW = 0.05  # probability of a label below which it is named as suspicious
@@ -39,7 +39,8 @@ class LabelProbabilities:
     """What the other images say about the label of each image.
 
     Attributes:
-        rows_N: all rows whose class has another row, the most suspicious first; only these have a number.
+        rows_N: all rows whose class has another row, or another group; the most suspicious first. Only these
+            have a number.
         label_N: probability of the label of each of `rows_N`.
         other_N: the likeliest of the other classes.
         other_probability_N: its probability.
@@ -59,25 +60,33 @@ class LabelProbabilities:
     top1: float
 
 
-def find_suspects(features_ND: np.ndarray, labels_N: np.ndarray, *, num_classes: int) -> LabelProbabilities:
+def find_suspects(
+    features_ND: np.ndarray, labels_N: np.ndarray, *, num_classes: int, groups_N: np.ndarray | None
+) -> LabelProbabilities:
     """Return the probability of every label by all other images.
+
+    Args:
+        groups_N: of each row, whose images say nothing about each other; None without groups.
 
     Raises:
         DataError: fewer than two classes have an image, no class has two, or a feature is not finite.
     """
-    counts_K = np.bincount(labels_N, minlength=num_classes)
-    if (counts_K > 0).sum() < 2 or counts_K.max() < 2:
+    num_classes_here = len(np.unique(labels_N))
+    if num_classes_here < 2 or not has_others(labels_N, groups_N).any():
+        most = np.bincount(labels_N).max()
+        of_one = " of one group each" if groups_N is not None else ""
         raise DataError(
-            f"{(counts_K > 0).sum()} classes of at most {counts_K.max()} images say nothing about a label",
+            f"{num_classes_here} classes of at most {most} images{of_one} say nothing about a label",
             where="the labels",
             fix="take data of two classes or more, and of several images in each",
         )
     # Exact left-out scores, of the rows whose class is known without them.
-    solution = least_squares.solve(features_ND, labels_N, num_classes=num_classes, l2=STRENGTHS)
-    accuracy_L = least_squares.left_out_accuracies(solution)
-    which = least_squares.choose_l2(solution)
-    rows_N = np.flatnonzero(counts_K[labels_N] > 1)
-    scores_NK = left_out_scores_at(solution, which)[rows_N]
+    about = {"num_classes": num_classes, "l2": STRENGTHS, "groups_N": groups_N}
+    solution = solve(features_ND, labels_N, **about)
+    accuracy_L = left_out_accuracies(solution)
+    which = choose_l2(solution)
+    rows_N = np.flatnonzero(solution.is_scored_N)
+    scores_NK = left_out_scores(solution, which)[rows_N]
     labels_N = labels_N[rows_N]
 
     # Their probabilities, and how the label compares with the likeliest other class.
@@ -97,13 +106,6 @@ def find_suspects(features_ND: np.ndarray, labels_N: np.ndarray, *, num_classes:
         l2=solution.l2[which],
         top1=float(accuracy_L[which]),
     )
-
-
-def left_out_scores_at(solution: least_squares.Solution, which: int) -> np.ndarray:
-    """Return the left-out scores (N, K) of all rows at one l2."""
-    at_one = replace(solution, l2=(solution.l2[which],))
-    parts = least_squares.parts(len(solution.labels_N), solution.num_classes)
-    return np.concatenate([least_squares.left_out_scores(at_one, part)[:, 0] for part in parts])
 
 
 def log_probabilities(scores_NK: np.ndarray, labels_N: np.ndarray) -> np.ndarray:
@@ -130,16 +132,23 @@ def log_probabilities(scores_NK: np.ndarray, labels_N: np.ndarray) -> np.ndarray
     return logits_NK - np.log(np.exp(logits_NK).sum(axis=1, keepdims=True))
 
 
-def nearest_rows(features_ND: np.ndarray, rows: Sequence[int], *, count: int) -> np.ndarray:
-    """Return the rows of the M = `count` images most similar to each of `rows`, by cosine, (len(rows), M)."""
+def nearest_rows(
+    features_ND: np.ndarray, rows: Sequence[int], *, count: int, groups_N: np.ndarray | None
+) -> np.ndarray:
+    """Return the rows of the M = `count` images most similar to each of `rows`, by cosine, (len(rows), M).
+
+    An image is no neighbour of itself, nor of those of its group; M is smaller where there are fewer others.
+    """
     directions_ND = np.asarray(features_ND, dtype=np.float64)
     norms_N1 = np.linalg.norm(directions_ND, axis=1, keepdims=True)
     directions_ND = directions_ND / np.maximum(norms_N1, np.finfo(np.float64).tiny)
-    count = min(count, len(directions_ND) - 1)
     rows = np.asarray(rows, dtype=np.int64)
+    groups_N = np.arange(len(directions_ND)) if groups_N is None else groups_N
+    largest = np.unique(groups_N, return_counts=True)[1].max()
+    count = min(count, len(directions_ND) - largest)
     found = [np.empty((0, count), dtype=np.int64)]
     for part in np.array_split(rows, -(-len(rows) * len(directions_ND) // MOST_SIMILARITIES) or 1):
         cosine_MN = directions_ND[part] @ directions_ND.T
-        cosine_MN[np.arange(len(part)), part] = -np.inf  # an image is no neighbour of itself
+        cosine_MN[groups_N[part, None] == groups_N] = -np.inf
         found.append(np.argsort(-cosine_MN, axis=1, kind="stable")[:, :count])
     return np.concatenate(found)

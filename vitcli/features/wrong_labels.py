@@ -100,12 +100,13 @@ def _suspects(extractor: FeatureExtractor, split: Split) -> tuple[dict[str, Any]
         features_ND = computed.store.read(rows_N)["features"]
     finally:
         computed.store.close()
-    labels_N = split.read_labels()[rows_N]
     seen = SeenImages.of(extractor.weights.metadata)
-    found = find_suspects(features_ND, labels_N, num_classes=split.num_classes)
+    labels_N, groups_N = split.read_labels()[rows_N], split.rows(rows_N).groups_N
+    found = find_suspects(features_ND, labels_N, num_classes=split.num_classes, groups_N=groups_N)
 
     num_listed = min(len(found.rows_N), MOST_LISTED, max(found.num_named, LISTED))
-    nearest_MN = nearest_rows(features_ND, found.rows_N[:num_listed], count=NUM_NEIGHBOURS)
+    first = found.rows_N[:num_listed]
+    nearest_MN = nearest_rows(features_ND, first, count=NUM_NEIGHBOURS, groups_N=groups_N)
     names = split.class_names or tuple(f"class {label}" for label in range(split.num_classes))
     places = places_of(split, rows_N)
     records = _records(found, rows_N, [names[label] for label in labels_N], names, places)

@@ -154,7 +154,7 @@ def of_fewshot(
     extractor = open_extractor(weights, recipe, request, run)
     rows_N, features_ND = _features(extractor, train, rows_N)
     what = f"{count_of(shots, 'image')} a class, draw {seed}"
-    about_rows = (features_ND, labels_N[rows_N], _groups(recipe, train, rows_N))
+    about_rows = (features_ND, labels_N[rows_N], train.rows(rows_N).groups_N)
     solution = _solve(*about_rows, train.num_classes, fewshot.l2, fewshot.balance)
     about = {"run": str(folder), "split": train.name, "draw": {"seed": seed, "shots": shots}, "what": what}
     training = TrainingImages(train, rows_N, solution, of_run.eval.layer, about)
@@ -187,7 +187,7 @@ def _of_training(request: RecipeRequest, of_run: Recipe, run: RunSettings) -> tu
     labels_N = train.read_labels()
     rows_N = forecast.sample_rows(labels_N, num_classes=num_classes)
     rows_N, features_ND = _features(extractor, train, rows_N)
-    about_rows = (features_ND, labels_N[rows_N], _groups(of_run, train, rows_N))
+    about_rows = (features_ND, labels_N[rows_N], train.rows(rows_N).groups_N)
     solution = _solve(*about_rows, num_classes, "sweep")
     folder = run_folder.folder_of(recipe.model.ckpt)
     about = {"run": str(folder), "split": train.name, "draw": None, "what": train.name}
@@ -231,27 +231,19 @@ def _solve(
     balance: str = "none",
 ) -> Solution:
     """Return the closed form at the l2, or with "sweep" at that of the highest leave-one-out accuracy."""
-    if np.bincount(labels_N).max() < 2:
+    if not least_squares.has_others(labels_N, groups_N).any():
+        one = "one image" if groups_N is None else "one group"
         raise VitError(
-            "one image a class leaves nothing to set probabilities by",
+            f"{one} per class leaves nothing to set probabilities by",
             where="--why",
             fix="repeat vit fewshot with --shots 5, or more",
         )
-    groups_N = np.arange(len(labels_N)) if groups_N is None else groups_N
-    if l2 == "sweep" and not least_squares.has_others(labels_N, groups_N).any():
-        l2 = least_squares.DEFAULT_L2  # as vit fewshot does
     strengths = SWEEP if l2 == "sweep" else (float(l2),)
     solution = least_squares.solve(
-        features_ND, labels_N, num_classes=num_classes, l2=strengths, balance=balance
+        features_ND, labels_N, num_classes=num_classes, l2=strengths, groups_N=groups_N, balance=balance
     )
-    which = least_squares.choose_l2(solution, groups_N) if l2 == "sweep" else 0
+    which = least_squares.choose_l2(solution) if l2 == "sweep" else 0
     return replace(solution, l2=(strengths[which],))
-
-
-def _groups(recipe: Recipe, train: Split, rows_N: np.ndarray) -> np.ndarray | None:
-    """Return the group of each of the rows, None without groups."""
-    groups_N = dataset.groups_of_rows(recipe.data, train)
-    return None if groups_N is None else groups_N[rows_N]
 
 
 def fewshot_weights(weights: Weights, solution: Solution, class_names: Sequence[str]) -> Weights:
@@ -272,9 +264,9 @@ def fewshot_weights(weights: Weights, solution: Solution, class_names: Sequence[
             where="--why",
             fix="take the few-shot run of a ViT",
         )
-    counted = least_squares.has_others(solution.labels_N, np.arange(len(solution.labels_N)))
-    left_out_NK = least_squares.left_out_scores(solution)[:, 0]
-    scale = softmax_scale(left_out_NK[counted], solution.labels_N[counted])
+    counted_N = solution.is_scored_N
+    left_out_NK = least_squares.left_out_scores(solution)
+    scale = softmax_scale(left_out_NK[counted_N], solution.labels_N[counted_N])
     matrix_EK = scale * solution.weights(0)
     weight_DK = matrix_EK[:-1] / solution.std_D[:, None]
     bias_K = least_squares.BIAS * matrix_EK[-1] - solution.mean_D @ weight_DK
@@ -340,23 +332,12 @@ def _why(
     second = next(k for k in logits_K.argsort(descending=True, stable=True).tolist() if k != answer)
 
     # What each training image adds to the lead of the answer over the runner-up.
-    solution, split = training.solution, training.split
+    solution = training.solution
     inputs_1E = solution.inputs(features_D[None].numpy())
     scores_K = (inputs_1E @ solution.weights(0))[0]
     lead_1K = np.zeros((1, len(names)))
     lead_1K[0, answer], lead_1K[0, second] = 1, -1
-    influences_N = influences(solution, inputs_1E, lead_1K)[0]
-    most = np.argsort(-influences_N, kind="stable")[:NUM_REASONS]
-    places = places_of(split, training.rows_N[most])
-    reasons = [
-        {
-            "row": int(training.rows_N[i]),
-            "place": place,
-            "label": names[solution.labels_N[i]],
-            "influence": float(influences_N[i]),
-        }
-        for i, place in zip(most, places, strict=True)
-    ]
+    reasons = _reasons(influences(solution, inputs_1E, lead_1K)[0], training, names)
     patches = None
     if layout is not None:
         relevance_1IJ = patch_relevance(model, layout, image_1CHW, lambda logits_1K: logits_1K[:, answer])
@@ -371,3 +352,25 @@ def _why(
         "reasons": reasons,
         "patches": patches,
     }
+
+
+def _reasons(
+    influences_N: np.ndarray, training: TrainingImages, names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the images with the largest influence; a group has one entry, by its foremost image."""
+    solution, split = training.solution, training.split
+    _, group_of_row_N, sizes_G = np.unique(solution.groups_N, return_inverse=True, return_counts=True)
+    influences_G = np.bincount(group_of_row_N, weights=influences_N)
+    groups = np.argsort(-influences_G, kind="stable")[:NUM_REASONS]
+    most = [int(np.where(group_of_row_N == group, influences_N, -np.inf).argmax()) for group in groups]
+    places = places_of(split, training.rows_N[most])
+    return [
+        {
+            "row": int(training.rows_N[i]),
+            "place": place,
+            "label": names[solution.labels_N[i]],
+            "influence": float(influences_G[group]),
+            "num_images": int(sizes_G[group]),
+        }
+        for group, i, place in zip(groups, most, places, strict=True)
+    ]

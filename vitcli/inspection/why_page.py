@@ -88,7 +88,7 @@ def _row(
         html.CaptionedImage(
             _jpeg(split, reason["row"]),
             f"training image, labelled {reason['label']}",
-            (reason["label"], f"adds {reason['influence']:+.3f}", short[reason["place"]]),
+            (reason["label"], f"adds {reason['influence']:+.3f}{_of_group(reason)}", short[reason["place"]]),
             is_marked=reason["label"] != first["class"],
         )
         for reason in why["reasons"]
@@ -97,6 +97,11 @@ def _row(
         thumbnail(image_HWC), f"answer: {first['class']}", tuple(lines), is_marked=True
     )
     return html.ImageRow(shown, tuple(others))
+
+
+def _of_group(reason: Mapping[str, Any]) -> str:
+    others = reason["num_images"] - 1
+    return f" (with {count_of(others, 'other image')} of its group)" if others else ""
 
 
 def as_text(result: Mapping[str, Any], *, is_brief: bool | None = None) -> str:
@@ -110,7 +115,10 @@ def as_text(result: Mapping[str, Any], *, is_brief: bool | None = None) -> str:
             rows.append(("closed form", f"{why['closed_form']['class']}, not {why['class']}"))
         lead = why["closed_form"]["lead"]
         rows += [
-            ("reason", f"{one['influence']:+.3f} of {lead:.3f}: {one['label']}, {one['place']}")
+            (
+                "reason",
+                f"{one['influence']:+.3f} of {lead:.3f}: {one['label']}, {one['place']}{_of_group(one)}",
+            )
             for one in why["reasons"]
         ]
     rows.append(("page", Verbatim(result["why"]["page"])))

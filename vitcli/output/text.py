@@ -243,7 +243,10 @@ def probe_head_text(facts: dict[str, Any]) -> str:
     fitted, available = facts["num_examples"], facts["num_train_examples"]
     images = count_of(fitted, "image") + ("" if fitted == available else f" drawn from {available:,}")
     accuracy = facts["left_out_top1"]
-    left_out = "no class has two" if accuracy is None else f"{accuracy:.2%} leaving one out"
+    of_groups = facts["num_groups"] is not None
+    left_out = f"no class has two{' groups' if of_groups else ''}"
+    if accuracy is not None:
+        left_out = f"{accuracy:.2%} leaving {'a group' if of_groups else 'one'} out"
     return f"probe head: closed form on {images}, {left_out} (l2 {facts['l2']:g})"
 
 

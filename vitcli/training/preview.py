@@ -102,7 +102,7 @@ def preview(recipe: Recipe, options: PreviewOptions) -> dict[str, Any]:
         arch = read_description(recipe.model.ckpt, model_name=recipe.model.name, quiet=True).architecture
         check_image_size(replace(arch, image_size=tuple(recipe.data.image_hw)))
     train_split, eval_split = open_train_and_eval(recipe, run, dataset.DataSet)
-    train_split, _ = hold_out(train_split, recipe, dataset.DataSet)
+    train_split, _ = hold_out(train_split, recipe)
     check_labels(train_split, recipe)
 
     trained, image_size = _trained(recipe, train_split, options)

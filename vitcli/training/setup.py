@@ -221,7 +221,7 @@ def set_up(
     # Open the data before the processes join: a long download would time out in a collective.
     plan_only = options.dry_run and not options.measure
     train_split, eval_split = open_splits(recipe, options, open_data, plan_only=plan_only)
-    train_split, choice_split = (train_split, None) if plan_only else hold_out(train_split, recipe, open_data)
+    train_split, choice_split = (train_split, None) if plan_only else hold_out(train_split, recipe)
     probe = None if plan_only else open_probe(recipe)
     check_labels(train_split, recipe)
     check_imbalance(train_split, recipe)

@@ -17,6 +17,7 @@ from vitcli import recipe
 from vitcli.data import seen_images
 from vitcli.data.columns import PATHS
 from vitcli.data.dataset import open_eval, open_train_and_eval
+from vitcli.data.parts.cuts import random_subset
 from vitcli.data.parts.groups import _joined
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
@@ -75,6 +76,11 @@ def test_a_dev_part_and_a_subset_have_whole_objects_only(table):
         table, group_column="object", dev_fraction=0.2, dev_stratified=True, num_examples=33
     )
     assert len(train) == 30 and set(Counter(train.column("object")).values()) == {6}
+
+
+def test_groups_that_just_fit_fill_a_subset(table):
+    for count in (6, 12, 30, 60):
+        assert len(opened(table, group_column="object", eval_split="train", num_examples=count)[0]) == count
 
 
 def test_folds_hold_out_every_image_once_and_agree_with_the_definition(table):
@@ -146,6 +152,43 @@ def test_a_held_out_part_is_found_again_by_content(table, patients):
             metadata = {"dev_cut": held_out.dev_cut, seen_images.KEY: seen_images.record(train, held_out)[0]}
             again = open_eval(section, eval_split, seen=SeenImages.of(metadata, same_data=True))
             assert again.fingerprint == held_out.fingerprint
+
+
+def test_groups_go_with_the_rows_of_every_part(table, patients):
+    keys = dict(group_column="object", dev_fraction=0.2, dev_stratified=True, label_column="label")
+    train, held_out = opened(table, train_split="train[6:]", **keys)
+    order = np.array(["c", "a", "b"])
+    for split in (
+        train,
+        held_out,
+        train.rows(np.array([7, 3, 3, 20])),
+        train.relabelled(np.arange(3), order),
+    ):
+        numbers = [int(name.removeprefix("object ")) for name in split.column("object")]
+        assert split.groups_N.tolist() == numbers  # of the whole: the same in each part
+    assert opened(table, dev_fraction=0.2)[0].groups_N is None
+    # A subset that nobody asked to keep groups draws rows; the recipe's draws groups, see above.
+    few = random_subset(train, 9, seed=0)
+    assert len(few) == 9 and few.groups_N.tolist() == [int(name[-1]) for name in few.column("object")]
+
+
+def test_a_held_out_part_whose_groups_have_no_names_any_more_is_scored_with_a_note(patients, tmp_path):
+    keys = dict(group_column=r"name:^(scan\d)_", dev_fraction=0.3, dev_stratified=False, label_column=None)
+    train, held_out = opened(patients, **keys)
+    metadata = {"dev_cut": held_out.dev_cut, seen_images.KEY: seen_images.record(train, held_out)[0]}
+    for number, file in enumerate(sorted(patients.rglob("*.png"))):
+        target = tmp_path / file.parent.parent.name / f"{number:02}.png"
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, target)
+
+    again, moved = (
+        open_eval(data_section(folder), "auto", seen=SeenImages.of(metadata))
+        for folder in (patients, tmp_path)
+    )
+    assert len(again) == len(moved) == len(held_out)
+    assert len({*again.groups_N}) == len({*held_out.groups_N}) == 1
+    assert not any("group_column" in note for note in again.notes)
+    assert moved.groups_N is None and "data.group_column) is not known: none of the" in moved.notes[-1]
 
 
 def test_near_duplicates_are_one_group_also_of_drawn_images(tmp_path):

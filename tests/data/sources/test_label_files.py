@@ -380,3 +380,15 @@ def test_data_without_numbers_are_refused(photos):
     for name in ("demo", str(photos)):
         with pytest.raises(DataError, match="no numbers"):
             DataSet(name, numbers=True).open("train")
+
+
+@pytest.mark.parametrize("name", ["../photos-private/x.png", "../photos-private/../photos-private/x.png"])
+def test_a_folder_beside_whose_name_begins_alike_is_outside_the_data_set(tmp_path, name):
+    """A prefix of letters is no folder: photos-private lies beside photos, and not in it."""
+    flat(tmp_path / "photos", 1)
+    flat(tmp_path / "photos-private", 1)
+    (tmp_path / "photos-private/0.png").rename(tmp_path / "photos-private/x.png")
+    for path in (name, str(tmp_path / "photos-private/x.png")):
+        text(tmp_path / "photos/labels.csv", f"file,label\n0.png,a\n{path},b\n")
+        with pytest.raises(DataError, match="is outside the data set"):
+            DataSet(str(tmp_path / "photos")).open("train")

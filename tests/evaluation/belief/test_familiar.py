@@ -84,7 +84,7 @@ def test_left_out_distances_are_those_of_refits_without_the_fold(seed):
         rows_MD = features_ND[np.sort(out_N)].astype(np.float64)
         expected += brute_force(features_ND[kept_N], labels_N[kept_N], rows_MD).tolist()
 
-    found = left_out_distances(features_ND, labels_N, num_classes=num_classes)
+    found = left_out_distances(features_ND, labels_N, num_classes=num_classes, groups_N=None)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
 
 
@@ -117,4 +117,4 @@ def test_features_that_do_not_vary_and_too_many_numbers_have_no_statistics():
     assert (
         statistics_of(np.random.default_rng(0).normal(size=(4, 3)), labels_N, num_classes=2_000_000) is None
     )
-    assert len(left_out_distances(np.ones((4, 3)), labels_N, num_classes=2)) == 0
+    assert len(left_out_distances(np.ones((4, 3)), labels_N, num_classes=2, groups_N=None)) == 0

@@ -259,7 +259,7 @@ def test_frozen_features_are_scored_with_the_l2_that_is_best_on_the_other_folds(
     from vitcli.features import folds as features_folds
     from vitcli.features import least_squares
 
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(11)  # the l2 with the most rows right is another one without groups
     labels, strengths = rng.integers(0, 3, 36), (0.5, 1024.0)
     groups = rng.integers(0, 9, 36) if has_groups else np.arange(36)
     features = rng.normal(size=(36, 5)) + labels[:, None]

@@ -4,7 +4,7 @@ No cut separates a group of `data.group_column`. Letters: N rows, K classes, G g
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,21 +13,38 @@ from vitcli.data import sampler
 from vitcli.data.parts.assignment import GroupCounts, folds_of, held_out_rows
 from vitcli.data.split import Split
 from vitcli.errors import DataError
+from vitcli.recipe.group_rule import NEAR_DUPLICATES
 
+KEY = "recipe key data.group_column"
 PART = re.compile(r" \([\d,]+ of ([\d,]+) images\)$")  # ends the name of what is left to train on
 
 
-@dataclass(frozen=True)
-class Grouping:
-    """What is held out together or not at all.
+def groups_to_divide(split: Split) -> np.ndarray | None:
+    """Return the group of each row of a split that is to be divided, (N,) int64 from 0; None without groups.
 
-    Attributes:
-        rule: the value of `data.group_column`.
-        groups_N: the group of each row, from 0.
+    Raises:
+        DataError: the groups cannot be divided: there is one, or each of them has all images of its class.
     """
-
-    rule: str
-    groups_N: np.ndarray
+    if split.grouping is None:
+        return None
+    groups_N = np.unique(split.groups_N, return_inverse=True)[1]
+    labels_N, where = split.read_labels(), f"{KEY} = {split.grouping.rule!r}"
+    if groups_N.max() == 0:
+        apart = "images" if split.grouping.rule == NEAR_DUPLICATES else "objects, patients or scenes"
+        raise DataError(
+            f"all {len(groups_N):,} images of {split.name} are one group, which cannot be divided",
+            where=where,
+            fix=f"name what tells {apart} apart, or leave the key out",
+        )
+    has_classes = labels_N.ndim == 1 and labels_N.dtype.kind in "iu"
+    num_groups, num_classes = groups_N.max() + 1, len(np.unique(labels_N)) if has_classes else 1
+    if num_classes == num_groups == len(np.unique(groups_N * split.num_classes + labels_N)):
+        raise DataError(
+            f"the groups of {split.name} are its classes, so a class that is held out would not be trained",
+            where=where,
+            fix="name what tells objects, patients or scenes of one class apart, or leave the key out",
+        )
+    return groups_N
 
 
 def cut_dev(
@@ -37,13 +54,12 @@ def cut_dev(
     split: str,
     stratified: bool = False,
     order_N: np.ndarray | None = None,
-    grouping: Grouping | None = None,
     was_trained_N: np.ndarray | None = None,
 ) -> tuple[Split, Split]:
     """Return the rows to train on, and a `dev_fraction` of all to choose or report by (paper, section B.1.1).
 
     The cut depends on the split alone, never on the run's seed, so that all runs choose by the same rows. The
-    dev part remembers what it was cut from, by the name `split`.
+    dev part remembers what it was cut from, by the name `split`. No group of the rows is separated.
 
     Args:
         stratified: draw from each class, where every row has one label and all labels can be read at once.
@@ -53,14 +69,15 @@ def cut_dev(
     """
     has_classes = not (train.has_several_labels or train.has_numbers)
     is_stratified = stratified and has_classes and not train.is_large
-    if grouping:
-        rest, dev = _cut_groups(train, dev_fraction, is_stratified, order_N, grouping, was_trained_N)
+    if train.grouping:
+        rest, dev = _cut_groups(train, dev_fraction, is_stratified, order_N, was_trained_N)
     else:
         cut = partial(_cut_by_class, order_N=order_N) if is_stratified else _cut_at_random
         rest, dev = cut(train, dev_fraction)
     if is_stratified and not len(dev):
+        two = "two groups" if train.grouping else "two images"
         raise DataError(
-            f"no class of {train.name} has two {'groups' if grouping else 'images'}, so none can be held out",
+            f"no class of {train.name} has {two}, so none can be held out",
             where="recipe keys data.dev_fraction and data.dev_stratified",
             fix="add images, or draw from all of them at once with --set data.dev_stratified=false",
         )
@@ -70,18 +87,16 @@ def cut_dev(
             where="recipe key data.dev_fraction",
             fix="name the split to report on with data.eval_split, or choose another fraction",
         )
-    by_content = (is_stratified or grouping is not None) and order_N is not None
+    by_content = (is_stratified or train.grouping is not None) and order_N is not None
     about = {"split": split, "fraction": dev_fraction, "stratified": is_stratified, "num_rows": len(train)}
     about |= {"fingerprint": train.fingerprint, "by_content": by_content}
-    about |= {"group_column": grouping.rule} if grouping else {}
+    about |= {"group_column": train.grouping.rule} if train.grouping else {}
     base, rest_name = _names_after_cut(train, len(rest))
     dev_name = f"{base}, {'second ' if PART.search(train.name) else ''}dev part"
     return replace(rest, name=rest_name), replace(dev, name=dev_name, dev_cut=about)
 
 
-def cut_fold(
-    train: Split, fold: int, folds_N: np.ndarray, *, split: str, grouping: Grouping | None = None
-) -> tuple[Split, Split]:
+def cut_fold(train: Split, fold: int, folds_N: np.ndarray, *, split: str) -> tuple[Split, Split]:
     """Return all rows but those of one fold, and these, which remember what they were cut from.
 
     Args:
@@ -89,18 +104,16 @@ def cut_fold(
         folds_N: see `fold_of_rows`.
     """
     num_folds, is_held_N = int(folds_N.max()) + 1, folds_N == fold - 1
-    rest, held = _parted(train, is_held_N, grouping)
+    rest, held = _parted(train, is_held_N)
     about = {"split": split, "fraction": 1 / num_folds, "fold": fold, "folds": num_folds}
     about |= {"num_rows": len(train), "fingerprint": train.fingerprint}
-    about |= {"group_column": grouping.rule} if grouping else {}
+    about |= {"group_column": train.grouping.rule} if train.grouping else {}
     base, rest_name = _names_after_cut(train, len(rest))
     held = replace(held, name=f"{base}, fold {fold} of {num_folds}", dev_cut=about)
     return replace(rest, name=rest_name), held
 
 
-def fold_of_rows(
-    train: Split, num_folds: int, *, order_N: np.ndarray | None, grouping: Grouping | None = None
-) -> np.ndarray:
+def fold_of_rows(train: Split, num_folds: int, *, order_N: np.ndarray | None) -> np.ndarray:
     """Return the fold of each row, (N,) int64 from 0: every row is held out once.
 
     Each fold has as near to its fraction of every class as whole groups allow.
@@ -117,10 +130,12 @@ def fold_of_rows(
             where="--folds (recipe key train.folds)",
             fix="leave it out: of so many images a held-out part is large enough",
         )
-    groups_N = grouping.groups_N if grouping else np.arange(len(train))
+    groups_N = groups_to_divide(train)
+    groups_N = np.arange(len(train)) if groups_N is None else groups_N
     counts = GroupCounts(groups_N, train.read_labels(), order_N=_row_order(train, order_N))
     if counts.num_groups < num_folds:
-        what = f"groups (data.group_column = {grouping.rule!r})" if grouping else "images"
+        rule = train.grouping and train.grouping.rule
+        what = f"groups (data.group_column = {rule!r})" if rule else "images"
         raise DataError(
             f"{train.name} has {counts.num_groups} {what}, too few for {num_folds} folds",
             where="--folds (recipe key train.folds)",
@@ -129,10 +144,11 @@ def fold_of_rows(
     return folds_of(counts, num_folds)
 
 
-def random_subset(split: Split, num_examples: int, *, seed: int, grouping: Grouping | None = None) -> Split:
+def random_subset(split: Split, num_examples: int, *, seed: int, keeps_groups: bool = False) -> Split:
     """Draw `num_examples` rows without replacement; of shards whole blocks are drawn.
 
-    Of groups whole ones are drawn, in random order each that still fits, so that it may be fewer rows.
+    Args:
+        keeps_groups: draw whole groups, in random order each that still fits, so that it may be fewer rows.
     """
     if num_examples > len(split):
         raise DataError(
@@ -141,15 +157,16 @@ def random_subset(split: Split, num_examples: int, *, seed: int, grouping: Group
             fix=f"a number up to {len(split)}, or leave the key out",
         )
     key, name = sampler.derive_seed(seed, "subset", num_examples), f"{num_examples} of {split.name}"
-    if grouping:
-        return _subset_of_groups(split, num_examples, grouping, key=key)
+    if keeps_groups and split.grouping:
+        return _subset_of_groups(split, num_examples, key=key)
     if split.block_starts is not None:
         return split.random_blocks(num_examples, name=name, key=key)
     return split.part(0, num_examples, name=name, shuffle_key=key)
 
 
-def _subset_of_groups(split: Split, num_examples: int, grouping: Grouping, *, key: int) -> Split:
-    sizes_G = np.bincount(grouping.groups_N)
+def _subset_of_groups(split: Split, num_examples: int, *, key: int) -> Split:
+    groups_N = groups_to_divide(split)
+    sizes_G = np.bincount(groups_N)
     drawn_G, left = np.zeros(len(sizes_G), dtype=bool), num_examples
     for group in sampler.permute(np.arange(len(sizes_G)), num_examples=len(sizes_G), key=key):
         if sizes_G[group] <= left:
@@ -158,10 +175,10 @@ def _subset_of_groups(split: Split, num_examples: int, grouping: Grouping, *, ke
         raise DataError(
             f"data.num_examples is {num_examples}, and the smallest group of {split.name} has "
             f"{sizes_G.min()} images",
-            where=f"recipe keys data.num_examples and data.group_column = {grouping.rule!r}",
+            where=f"recipe keys data.num_examples and data.group_column = {split.grouping.rule!r}",
             fix=f"a number from {sizes_G.min()} to {len(split)}: groups are drawn whole",
         )
-    rows = np.flatnonzero(drawn_G[grouping.groups_N])
+    rows = np.flatnonzero(drawn_G[groups_N])
     return replace(split.rows(rows), name=f"{len(rows)} of {split.name}")
 
 
@@ -172,15 +189,14 @@ def _names_after_cut(train: Split, num_left: int) -> tuple[str, str]:
     return base, f"{base} ({num_left:,} of {earlier[1] if earlier else f'{len(train):,}'} images)"
 
 
-def _parted(train: Split, is_held_N: np.ndarray, grouping: Grouping | None) -> tuple[Split, Split]:
+def _parted(train: Split, is_held_N: np.ndarray) -> tuple[Split, Split]:
     """Return the rows that are left and those that are held out, which say how many groups they have."""
     rest, held = train.rows(np.flatnonzero(~is_held_N)), train.rows(np.flatnonzero(is_held_N))
-    if grouping is None:
+    if train.grouping is None:
         return rest, held
-    num_left, num_held = (len(np.unique(grouping.groups_N[part])) for part in (~is_held_N, is_held_N))
-    note = (
-        f"groups of {grouping.rule}: {num_left:,} to train on and {num_held:,} held out, none on both sides"
-    )
+    num_left, num_held = (len(np.unique(part.groups_N)) for part in (rest, held))
+    counts = f"{num_left:,} to train on and {num_held:,} held out"
+    note = f"groups of {train.grouping.rule}: {counts}, none on both sides"
     return rest, replace(held, notes=(*held.notes, note))
 
 
@@ -189,17 +205,17 @@ def _cut_groups(
     dev_fraction: float,
     is_stratified: bool,
     order_N: np.ndarray | None,
-    grouping: Grouping,
     was_trained_N: np.ndarray | None,
 ) -> tuple[Split, Split]:
     """Return all but the dev part, and the dev part of whole groups, both in the order of rows."""
     labels = train.read_labels() if is_stratified else np.zeros(len(train), dtype=np.int64)
-    counts = GroupCounts(grouping.groups_N, labels, order_N=_row_order(train, order_N))
+    groups_N = groups_to_divide(train)
+    counts = GroupCounts(groups_N, labels, order_N=_row_order(train, order_N))
     last_G = np.zeros(counts.num_groups, dtype=bool)
     if was_trained_N is not None:
-        last_G[grouping.groups_N[was_trained_N]] = True
+        last_G[groups_N[was_trained_N]] = True
     is_held_N = held_out_rows(counts, dev_fraction, last_G=last_G, every_class=is_stratified)
-    return _parted(train, is_held_N, grouping)
+    return _parted(train, is_held_N)
 
 
 def _row_order(train: Split, order_N: np.ndarray | None) -> np.ndarray:

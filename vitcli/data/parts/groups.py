@@ -10,13 +10,12 @@ from pathlib import PurePath
 import numpy as np
 
 from vitcli.data.columns import PATHS
+from vitcli.data.parts.cuts import KEY
 from vitcli.data.parts.image_hashes import hash_images, near_pairs
 from vitcli.data.split import Split
 from vitcli.errors import DataError
 from vitcli.output.text import first_few
 from vitcli.recipe.group_rule import FOLDER, NAME, NEAR_DISTANCE, NEAR_DUPLICATES, group_rule
-
-KEY = "recipe key data.group_column"
 
 
 def groups_of(split: Split, rule: str) -> np.ndarray:
@@ -34,31 +33,6 @@ def groups_of(split: Split, rule: str) -> np.ndarray:
     if rule == NEAR_DUPLICATES:
         return _near_duplicates([split])[0]
     return _numbered(group_names(split, rule))
-
-
-def check_several(groups_N: np.ndarray, split: Split, rule: str) -> None:
-    """Refuse groups that cannot be divided: a single one, or each of them all images of its class."""
-    labels_N = split.read_labels()
-    if groups_N.max() == 0:
-        fix = (
-            f"name what tells {'images' if rule == NEAR_DUPLICATES else 'objects, patients or scenes'} apart"
-        )
-        raise DataError(
-            f"all {len(groups_N):,} images of {split.name} are one group, which cannot be divided",
-            where=f"{KEY} = {rule!r}",
-            fix=f"{fix}, or leave the key out",
-        )
-    has_classes = labels_N.ndim == 1 and labels_N.dtype.kind in "iu"
-    if not has_classes or len(np.unique(labels_N)) < 2:
-        return
-    num_groups, num_classes = groups_N.max() + 1, len(np.unique(labels_N))
-    num_pairs = len(np.unique(groups_N * split.num_classes + labels_N))
-    if num_pairs == num_groups == num_classes:
-        raise DataError(
-            f"the groups of {split.name} are its classes, so a class that is held out would not be trained",
-            where=f"{KEY} = {rule!r}",
-            fix="name what tells objects, patients or scenes of one class apart, or leave the key out",
-        )
 
 
 def num_shared(held_out: Split, train: Split, rule: str) -> int:

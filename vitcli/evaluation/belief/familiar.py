@@ -84,13 +84,18 @@ def statistics_of(
     return FeatureStatistics(counts_K, means_KD.astype(np.float32), covariance_DD.astype(np.float32))
 
 
-def left_out_distances(features_ND: np.ndarray, labels_N: np.ndarray, *, num_classes: int) -> np.ndarray:
+def left_out_distances(
+    features_ND: np.ndarray, labels_N: np.ndarray, *, num_classes: int, groups_N: np.ndarray | None
+) -> np.ndarray:
     """Return the distances of rows by the statistics of the other folds, (M,), of those that can be computed.
 
-    A fold has every NUM_FOLDS-th row in the order of the classes.
+    A fold has every NUM_FOLDS-th group in the order of the classes; without groups (None) every such row.
     """
-    fold_N = np.empty(len(labels_N), dtype=np.int64)
-    fold_N[np.argsort(labels_N, kind="stable")] = np.arange(len(labels_N)) % NUM_FOLDS
+    groups_N = np.arange(len(labels_N)) if groups_N is None else groups_N
+    _, first_G, group_of_row_N = np.unique(groups_N, return_index=True, return_inverse=True)
+    fold_G = np.empty(len(first_G), dtype=np.int64)
+    fold_G[np.argsort(labels_N[first_G], kind="stable")] = np.arange(len(first_G)) % NUM_FOLDS
+    fold_N = fold_G[group_of_row_N]
     distances = [np.zeros(0)]
     for fold in range(NUM_FOLDS):
         is_out_N = fold_N == fold

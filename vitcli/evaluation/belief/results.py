@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vitcli.data.split import Split
 from vitcli.errors import WeightsError
 from vitcli.evaluation.belief.prediction_sets import (
     LEVELS,
@@ -57,21 +58,23 @@ def believed(logits_NK: np.ndarray, features_ND: np.ndarray | None, stored: Beli
     return Believed(probabilities_NK, sets_at(probabilities_NK, stored.sets[SHOWN]), is_like_N)
 
 
-def results_of(predictions: Predictions, stored: Belief | None, *, fingerprint: str) -> dict[str, Any]:
+def results_of(
+    predictions: Predictions, stored: Belief | None, split: Split, *, fingerprint: str
+) -> dict[str, Any]:
     """Return the keys of a result: probabilities at the temperature, and the coverage of prediction sets.
 
     {} of weights without any, of several labels, and of more logits than are kept.
 
     Args:
-        fingerprint: of the split. On the very images that the numbers were chosen on, each half of the rows
-            is judged by numbers of the other half.
+        fingerprint: of the split, before its labels were renumbered. On the very images that the numbers were
+            chosen on, each half of the rows, of whole groups, is judged by numbers of the other half.
     """
     if stored is None or predictions.scores_NK is None:
         return {}
     log_p_NK, labels_N = predictions.scores_NK, predictions.labels
     halves = [(np.ones(len(labels_N), dtype=bool), stored.temperature, stored.sets)]
-    if stored.fingerprint == fingerprint and len(labels_N) > 1:
-        is_first_N = np.random.default_rng(SEED).permutation(len(labels_N)) % 2 == 0
+    is_same = stored.fingerprint == fingerprint
+    if is_same and (is_first_N := _first_half(predictions.rows_N, split)) is not None:
         halves = [
             (half_N, *fitted(log_p_NK[~half_N], labels_N[~half_N])) for half_N in (is_first_N, ~is_first_N)
         ]
@@ -98,6 +101,14 @@ def results_of(predictions: Predictions, stored: Belief | None, *, fingerprint: 
         },
         "calibrated_on": stored.chosen_on,
     }
+
+
+def _first_half(rows_N: np.ndarray, split: Split) -> np.ndarray | None:
+    """Return which rows are in the first of two random halves, (N,) bool; None of a single image or group."""
+    names_N = rows_N if split.groups_N is None else split.groups_N[rows_N]
+    groups, group_of_row_N = np.unique(names_N, return_inverse=True)
+    is_first_G = np.random.default_rng(SEED).permutation(len(groups)) % 2 == 0
+    return is_first_G[group_of_row_N] if len(groups) > 1 else None
 
 
 def fitted(log_p_NK: np.ndarray, labels_N: np.ndarray) -> tuple[float, dict[int, float | None]]:

@@ -227,8 +227,8 @@ class CrossValidation:
         )
         rows_N = rows_N.numpy()
         score = partial(fold_accuracy, features_ND, labels_N, num_classes=folded.train.num_classes)
-        by_groups = score(folds_N=folded.folds_N[rows_N], groups_N=folded.groups_N[rows_N])
-        at_random = score(folds_N=folded.random_folds_N[rows_N])
+        by_groups = score(folds_N=folded.folds_N[rows_N], groups_N=folded.train.groups_N[rows_N])
+        at_random = score(folds_N=folded.random_folds_N[rows_N], groups_N=None)
         return FrozenScores.written({"by_groups": by_groups, "at_random": at_random})
 
     def _summary(

@@ -39,11 +39,12 @@ DIGITS = 6  # of what is stored: fewer than sums agree in on other numbers of th
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """Outputs of a network for the rows of a split whose outputs are all finite numbers."""
+    """Outputs of a network for the rows of a split whose outputs are all finite numbers, and their groups."""
 
     features_ND: np.ndarray
     logits_NK: np.ndarray
     labels_N: np.ndarray
+    groups_N: np.ndarray | None
 
 
 def believe(
@@ -89,17 +90,19 @@ def of_network(train: Outputs, held_out: Outputs, split: Split) -> Belief | str:
 
 
 def of_probe(train: Outputs, choice: Outputs, *, loss: str, balance: str) -> Belief | str:
-    """Return what the rows of both splits show of the closed form on them, each row left out in turn."""
+    """Return what the rows of both splits show of the closed form on them, each left out with its group."""
     features_ND = np.concatenate([train.features_ND, choice.features_ND])
     labels_N = np.append(train.labels_N, choice.labels_N)
-    num_classes = train.logits_NK.shape[1]
-    about = {"num_classes": num_classes, "loss": loss, "balance": balance}
-    head = closed_form_head(torch.from_numpy(features_ND), labels_N, **about)
+    groups_N = None if train.groups_N is None else np.append(train.groups_N, choice.groups_N)
+    about = {"num_classes": train.logits_NK.shape[1], "groups_N": groups_N}
+    head = closed_form_head(torch.from_numpy(features_ND), labels_N, loss=loss, balance=balance, **about)
     if head.left_out is None:
-        return "no class has two images"
-    statistics = familiar.statistics_of(features_ND, labels_N, num_classes=num_classes)
-    distances_M = familiar.left_out_distances(features_ND, labels_N, num_classes=num_classes)
-    return _belief(*head.left_out, statistics, distances_M, "training images, each left out in turn", None)
+        return f"no class has two {'images' if groups_N is None else 'groups'}"
+    statistics = familiar.statistics_of(features_ND, labels_N, num_classes=about["num_classes"])
+    distances_M = familiar.left_out_distances(features_ND, labels_N, **about)
+    chosen_on = "training images, each left out in turn"
+    chosen_on += "" if groups_N is None else " with its group"
+    return _belief(*head.left_out, statistics, distances_M, chosen_on, None)
 
 
 def _belief(
@@ -155,4 +158,5 @@ def _outputs_of(
     seen_N, skipped = inference.fill_by_row(columns, outputs, columns_of, split, settings)
     kept_N = seen_N & columns["outputs"].isfinite().all(dim=1) & (columns["labels"] >= 0)
     outputs_NO, labels_N = columns["outputs"][kept_N].numpy(), columns["labels"][kept_N].numpy()
-    return Outputs(outputs_NO[:, :width], outputs_NO[:, width:], labels_N), skipped
+    groups_N = None if split.groups_N is None else split.groups_N[kept_N.numpy()]
+    return Outputs(outputs_NO[:, :width], outputs_NO[:, width:], labels_N, groups_N), skipped

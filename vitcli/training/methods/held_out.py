@@ -1,11 +1,8 @@
 """Images to choose by within a run: neither trained on nor reported on, cut from the training images."""
 
-from collections.abc import Callable
-
 import numpy as np
 
-from vitcli.data.dataset import DataSet, from_section
-from vitcli.data.parts.cuts import Grouping, cut_dev
+from vitcli.data.parts.cuts import cut_dev
 from vitcli.data.split import Split
 from vitcli.errors import VitError
 from vitcli.recipe import Recipe
@@ -14,7 +11,7 @@ from vitcli.recipe.schema import PROBE
 FRACTION, MOST = 0.1, 500  # of the training images, where the recipe names no fraction; never more
 
 
-def hold_out(train: Split, recipe: Recipe, open_data: Callable[..., DataSet]) -> tuple[Split, Split | None]:
+def hold_out(train: Split, recipe: Recipe) -> tuple[Split, Split | None]:
     """Return the images to train on, and those to choose by; None for a recipe that chooses nothing.
 
     A run with a probe head chooses what it delivers, one with `train.patience` its end and its best weights.
@@ -40,6 +37,4 @@ def hold_out(train: Split, recipe: Recipe, open_data: Callable[..., DataSet]) ->
             fix="add images, or --set model.head=zero without train.patience",
         )
     fraction = min(recipe.data.dev_fraction or FRACTION, MOST / len(train))
-    rule = recipe.data.group_column
-    grouping = Grouping(rule, from_section(recipe.data, open_data).groups_of(train, rule)) if rule else None
-    return cut_dev(train, dev_fraction=fraction, split=train.name, stratified=True, grouping=grouping)
+    return cut_dev(train, dev_fraction=fraction, split=train.name, stratified=True)

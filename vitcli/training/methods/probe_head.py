@@ -24,7 +24,7 @@ from vitcli.distributed.threads import single_core_pool
 from vitcli.evaluation.belief.temperature import DIGITS, LEAST_SCALE, MOST_SCALE, softmax_scale
 from vitcli.features import least_squares
 from vitcli.features.draws import SWEEP
-from vitcli.features.least_squares import BIAS, DEFAULT_L2, Solution
+from vitcli.features.least_squares import BIAS, DEFAULT_L2, Solution, has_others
 
 STRENGTHS = SWEEP[::2]  # half of those that `vit fewshot` tries: as good, and half the time with many classes
 
@@ -35,10 +35,11 @@ class ClosedFormHead:
 
     Attributes:
         weight_KD, bias_K: float32, on the CPU.
-        facts: as JSON: "l2", "temperature", "offset", "num_examples" fitted, and "left_out_top1", the
-            accuracy on rows that were left out; None where every class has a single row.
-        left_out: logits (M, K) and labels of the M rows whose class has another row, each by the layer that
-            is fitted without it; None where there are none.
+        facts: as JSON: "l2", "temperature", "offset", "num_examples" fitted, their "num_groups" (None without
+            groups), and "left_out_top1", the accuracy on rows that were left out with their group; None where
+            every class has a single row or group.
+        left_out: logits (M, K) and labels of the M rows whose class has a row in another group, each by the
+            layer that is fitted without its group; None where there are none.
     """
 
     weight_KD: Tensor
@@ -48,34 +49,42 @@ class ClosedFormHead:
 
 
 def closed_form_head(
-    features_ND: Tensor, labels_N: np.ndarray, *, num_classes: int, loss: str, balance: str = "none"
+    features_ND: Tensor,
+    labels_N: np.ndarray,
+    *,
+    num_classes: int,
+    loss: str,
+    groups_N: np.ndarray | None,
+    balance: str = "none",
 ) -> ClosedFormHead:
-    """Return the closed form on these features as a layer, its strength chosen by leaving one row out.
+    """Return the closed form on these features as a layer, its strength chosen by leaving one group out.
 
     The bits depend on no number of threads: the layer is solved again on one core, at the chosen strength.
 
     Args:
         loss: "softmax" or "sigmoid", for which the logits are calibrated.
+        groups_N: of each row; None for groups of one row.
         balance: weights of rows by the size of their class, see `data.balance`.
     """
-    can_leave_out = np.bincount(labels_N, minlength=num_classes).max() > 1
-    strengths = STRENGTHS if can_leave_out else (DEFAULT_L2,)
-    solution = least_squares.solve(
-        features_ND, labels_N, num_classes=num_classes, l2=strengths, balance=balance
-    )
+    can_leave_out = has_others(labels_N, groups_N).any()
+    about = {"num_classes": num_classes, "groups_N": groups_N, "balance": balance}
+    about["l2"] = STRENGTHS if can_leave_out else (DEFAULT_L2,)
+    solution = least_squares.solve(features_ND, labels_N, **about)
     temperature, offset, accuracy, left_out = 1.0, 0.0, None, None
     if can_leave_out:
         which = least_squares.choose_l2(solution)
         solution = replace(solution, l2=(solution.l2[which],))
         accuracy = float(least_squares.left_out_accuracies(solution)[0])
-        scores_MK, counted_M = _left_out(solution)
-        temperature, offset = calibration(scores_MK, counted_M, loss=loss)
-        left_out = (temperature * scores_MK + offset, counted_M)
+        is_scored_N = solution.is_scored_N
+        scores_MK = least_squares.left_out_scores(solution)[is_scored_N]
+        temperature, offset = calibration(scores_MK, labels_N[is_scored_N], loss=loss)
+        left_out = (temperature * scores_MK + offset, labels_N[is_scored_N])
     weights_EK = _on_one_core(lambda: solve_at(solution, 0))
     weight_DK = temperature * weights_EK[:-1] / solution.std_D[:, None]
     bias_K = temperature * BIAS * weights_EK[-1] + offset - (solution.mean_D[:, None] * weight_DK).sum(axis=0)
     facts = {"l2": solution.l2[0], "temperature": temperature, "offset": offset}
-    facts |= {"num_examples": len(labels_N), "left_out_top1": accuracy}
+    num_groups = None if groups_N is None else len(np.unique(groups_N))
+    facts |= {"num_examples": len(labels_N), "num_groups": num_groups, "left_out_top1": accuracy}
     weight_KD, bias_K = (
         torch.from_numpy(values.astype(np.float32)) for values in (weight_DK.T.copy(), bias_K)
     )
@@ -139,15 +148,6 @@ def _sigmoid_scale(scores_NK: np.ndarray, labels_N: np.ndarray) -> tuple[float, 
         if abs(size * step_t) < 1e-10 and abs(size * step_c) < 1e-10:
             break
     return float(np.clip(t, LEAST_SCALE, MOST_SCALE)), float(c)
-
-
-def _left_out(solution: Solution) -> tuple[np.ndarray, np.ndarray]:
-    """Return left-out scores (M, K) and labels of the M rows whose class has another row."""
-    labels_N = solution.labels_N
-    counted_N = np.bincount(labels_N, minlength=solution.num_classes)[labels_N] > 1
-    parts = least_squares.parts(len(labels_N), solution.num_classes)
-    scores_NK = np.concatenate([least_squares.left_out_scores(solution, rows)[:, 0] for rows in parts])
-    return scores_NK[counted_N], labels_N[counted_N]
 
 
 def _on_one_core(function: Callable[[], np.ndarray]) -> np.ndarray:

@@ -155,27 +155,28 @@ def fit_heads(
     that no seed changes. The first process solves, so that all have the same bits.
     """
     sample = random_subset(split, MOST_ROWS, seed=0) if len(split) > MOST_ROWS else split
-    features_ND, labels_N, skipped = features_of(model, sample, preprocessing, settings)
-    more_ND, more_N, more_skipped = features_of(model, choice_split, preprocessing, settings)
+    features_ND, labels_N, groups_N, skipped = features_of(model, sample, preprocessing, settings)
+    more_ND, more_N, more_groups_N, more_skipped = features_of(model, choice_split, preprocessing, settings)
     about = {"num_classes": split.num_classes, "loss": loss, "balance": balance}
 
-    def fit(features_ND: Tensor, labels_N: np.ndarray) -> ClosedFormHead:
-        return replace(closed_form_head(features_ND, labels_N, **about), left_out=None)  # not to be sent
+    def fit(features_ND: Tensor, labels_N: np.ndarray, groups_N: np.ndarray | None) -> ClosedFormHead:
+        head = closed_form_head(features_ND, labels_N, groups_N=groups_N, **about)
+        return replace(head, left_out=None)  # not to be sent
 
-    layer, whole = settings.runtime.on_main(
-        lambda: (
-            fit(features_ND, labels_N),
-            fit(torch.cat([features_ND, more_ND]), np.append(labels_N, more_N)),
-        )
+    all_rows = (
+        torch.cat([features_ND, more_ND]),
+        np.append(labels_N, more_N),
+        None if groups_N is None else np.append(groups_N, more_groups_N),
     )
+    layer, whole = settings.runtime.on_main(lambda: (fit(features_ND, labels_N, groups_N), fit(*all_rows)))
     layer.facts["num_train_examples"] = len(split)
     return layer, whole, skipped + more_skipped
 
 
 def features_of(
     model: nn.Module, split: Split, preprocessing: Preprocessing, settings: EvalSettings
-) -> tuple[Tensor, np.ndarray, list[str]]:
-    """Return features (N, D) float32 and labels (N,) of the decodable rows, equal on all processes.
+) -> tuple[Tensor, np.ndarray, np.ndarray | None, list[str]]:
+    """Return features (N, D) float32, labels and groups (N,) of the decodable rows, equal on all processes.
 
     Also the places of this process's undecodable images.
     """
@@ -196,4 +197,5 @@ def features_of(
         model, batches, preprocessing, settings.device, settings.precision, network=network
     )
     seen_N, skipped = inference.fill_by_row(columns, outputs, columns_of, split, settings)
-    return columns["features"][seen_N], columns["labels"][seen_N].numpy(), skipped
+    groups_N = None if split.groups_N is None else split.groups_N[seen_N.numpy()]
+    return columns["features"][seen_N], columns["labels"][seen_N].numpy(), groups_N, skipped

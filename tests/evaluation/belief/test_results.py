@@ -1,0 +1,83 @@
+"""What stored numbers say of the very rows that they were chosen on: each half by the other's."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vitcli.data.dataset import DataSet
+from vitcli.data.split import Grouping
+from vitcli.evaluation.belief.prediction_sets import LEVELS, coverage_and_size, sets_at, threshold_at
+from vitcli.evaluation.belief.results import fitted, results_of
+from vitcli.evaluation.belief.stored import Belief
+from vitcli.evaluation.belief.temperature import probabilities
+from vitcli.evaluation.predictions import Predictions
+from vitcli.evaluation.statistics import SEED
+
+NUM_ROWS = 60
+
+
+@pytest.fixture(scope="module")
+def predictions() -> Predictions:
+    """Of rows of which one in three is missing, by a network that is often wrong and always confident."""
+    rng = np.random.default_rng(0)
+    labels_N = rng.integers(0, 3, NUM_ROWS)
+    logits_NK = 4 * rng.normal(size=(NUM_ROWS, 3))
+    log_p_NK = logits_NK - np.log(np.exp(logits_NK).sum(axis=1, keepdims=True))
+    order_NK = np.argsort(-log_p_NK, axis=1)
+    return Predictions(
+        rows_N=np.flatnonzero(np.arange(90) % 3),
+        labels=labels_N,
+        ranks_N=(order_NK == labels_N[:, None]).argmax(axis=1),
+        losses_N=-log_p_NK[np.arange(NUM_ROWS), labels_N],
+        briers_N=np.zeros(NUM_ROWS),
+        classes_NT=order_NK,
+        probabilities_NT=np.take_along_axis(np.exp(log_p_NK), order_NK, axis=1),
+        scores_NK=log_p_NK,
+    )
+
+
+def split_of(groups_N: np.ndarray | None):
+    grouping = groups_N if groups_N is None else Grouping("object", lambda: groups_N)
+    return replace(DataSet("demo").open("test[:90]"), grouping=grouping)
+
+
+def stored_by(predictions: Predictions, fingerprint: str) -> Belief:
+    return Belief(*fitted(predictions.scores_NK, predictions.labels), (), NUM_ROWS, "dev", fingerprint)
+
+
+@pytest.mark.parametrize("size_of_groups", [1, 9])
+def test_each_half_of_the_rows_or_groups_is_judged_by_the_numbers_of_the_other(predictions, size_of_groups):
+    groups_N = 4 * (np.arange(90) // size_of_groups) + 1
+    split = split_of(None if size_of_groups == 1 else groups_N)
+    stored = stored_by(predictions, "these")
+    found = results_of(predictions, stored, split, fingerprint="these")
+
+    names, of_row_N = np.unique(groups_N[predictions.rows_N], return_inverse=True)
+    is_first_N = (np.random.default_rng(SEED).permutation(len(names)) % 2 == 0)[of_row_N]
+    losses_N = np.empty(NUM_ROWS)
+    is_in_NK = {level: np.zeros((NUM_ROWS, 3), dtype=bool) for level in LEVELS}
+    for half_N in (is_first_N, ~is_first_N):
+        temperature, sets = fitted(predictions.scores_NK[~half_N], predictions.labels[~half_N])
+        p_NK = probabilities(predictions.scores_NK[half_N], temperature=temperature)
+        losses_N[half_N] = -np.log(p_NK[np.arange(len(p_NK)), predictions.labels[half_N]])
+        for level in LEVELS:
+            is_in_NK[level][half_N] = sets_at(p_NK, sets[level])
+    of_itself = results_of(predictions, stored, split, fingerprint="others")
+    for level in LEVELS:
+        coverage, size = coverage_and_size(is_in_NK[level], predictions.labels)
+        assert found["prediction_sets"][str(level)] == {"coverage": coverage, "mean_size": size}
+    assert found["prediction_sets"] != of_itself["prediction_sets"]
+    assert found["nll_at_temperature"] == pytest.approx(losses_N.mean())
+
+
+def test_rows_of_one_group_are_judged_by_what_is_stored(predictions):
+    stored = stored_by(predictions, "these")
+    one_group = split_of(np.full(90, 7))
+
+    assert results_of(predictions, stored, one_group, fingerprint="these") == results_of(
+        predictions, stored, one_group, fingerprint="others"
+    )
+    p_NK = probabilities(predictions.scores_NK, temperature=stored.temperature)
+    least = threshold_at(p_NK[np.arange(NUM_ROWS), predictions.labels], 90)
+    assert stored.sets[90] == least

@@ -1,0 +1,124 @@
+"""Deliberate breaks that a review misses: a sign, a dropped argument, a rule off by one; see `mutants.py`."""
+
+# By file and tests: what each break does, the text before and after it.
+OF_PARTS = {
+    # Images of a group are left out together.
+    ("vitcli/training/methods/start.py", "tests/training/methods/test_groups_left_out.py"): {
+        "a probe head knows no groups": (
+            "labels_N, groups_N=groups_N, **about)",
+            "labels_N, groups_N=None, **about)",
+        ),
+    },
+    ("vitcli/training/methods/believing.py", "tests/training/methods/test_groups_left_out.py"): {
+        "prediction sets know no groups": (
+            "groups_N = None if train.groups_N is None else np.append(train.groups_N, choice.groups_N)",
+            "groups_N = None",
+        ),
+    },
+    ("vitcli/evaluation/belief/familiar.py", "tests/training/methods/test_groups_left_out.py"): {
+        "distances of an image beside its copies": (
+            "groups_N = np.arange(len(labels_N)) if groups_N is None else groups_N",
+            "groups_N = np.arange(len(labels_N))",
+        ),
+    },
+    ("vitcli/data/split.py", "tests/data/parts/test_groups.py"): {
+        "a part has the groups of the first rows": (
+            "lambda: self.groups_N[all_rows()])",
+            "lambda: self.groups_N)",
+        ),
+    },
+    ("vitcli/features/suspects.py", "tests/features/test_suspects.py"): {
+        "copies vouch for a label": ('"groups_N": groups_N}', '"groups_N": None}'),
+    },
+    ("vitcli/features/draws.py", "tests/features/test_draws.py"): {
+        "neighbours of the own group are counted": (
+            '{"num_classes": num_classes, "groups_N": groups_N}',
+            '{"num_classes": num_classes, "groups_N": None}',
+        ),
+        "the l2 of a draw knows no groups": (
+            "l2=strengths, groups_N=groups_N,",
+            "l2=strengths, groups_N=None,",
+        ),
+    },
+    ("vitcli/inspection/why.py", "tests/inspection/test_why.py"): {
+        "the reasons of an answer know no groups": (
+            "l2=strengths, groups_N=groups_N,",
+            "l2=strengths, groups_N=None,",
+        ),
+    },
+    # Security.
+    ("vitcli/data/sources/label_files.py", "tests/data/sources/test_label_files.py"): {
+        "a folder of a name that begins alike is read": (
+            "not path.startswith(self.root + os.sep)",
+            "not (path.startswith(self.root) and path != self.root)",
+        ),
+    },
+    # Several processes.
+    ("vitcli/distributed/runtime.py", "tests/distributed/test_collectives.py"): {
+        "the largest of all processes is their sum": (
+            "dist.all_reduce(values, group=self.control)",
+            "dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.control)",
+        ),
+    },
+    ("vitcli/distributed/failures.py", "tests/distributed/test_launch.py"): {
+        "the last error is the cause": ("first = min(causes, ", "first = max(causes, "),
+    },
+    # What is chosen, and by which images.
+    ("vitcli/evaluation/belief/results.py", "tests/evaluation/belief/test_results.py"): {
+        "coverage of the rows that chose the sets": (
+            "fitted(log_p_NK[~half_N], labels_N[~half_N])",
+            "fitted(log_p_NK[half_N], labels_N[half_N])",
+        ),
+        "halves of the rows separate groups": (
+            "rows_N if split.groups_N is None else split.groups_N[rows_N]",
+            "rows_N",
+        ),
+    },
+    ("vitcli/features/folds.py", "tests/training/many_runs/test_folds.py"): {
+        "the l2 of folds knows no groups": (
+            "groups = None if groups_N is None else groups_N[rest]",
+            "groups = None",
+        ),
+    },
+    ("vitcli/data/parts/cuts.py", "tests/data/parts/test_groups.py"): {
+        "a group that just fits is left out": ("if sizes_G[group] <= left:", "if sizes_G[group] < left:"),
+    },
+    ("vitcli/evaluation/predict.py", "tests/evaluation/test_predict_options.py"): {
+        "what equals the threshold is unsure": (
+            '["probability"] < options.threshold',
+            '["probability"] <= options.threshold',
+        ),
+    },
+    # Weights and pixels.
+    ("vitcli/weights/average.py", "tests/weights/test_average.py"): {
+        "batch norms are averaged": ('name.endswith("running_mean")', 'name == "running_mean"'),
+    },
+    ("vitcli/weights/download.py", "tests/weights/test_download.py"): {
+        "a download of another length": (
+            'is_whole = size == int(headers.get("content-length", size))',
+            "is_whole = True",
+        ),
+    },
+    ("vitcli/data/image_cache.py", "tests/data/test_image_cache.py"): {
+        "decoded images outlive their decoder": (', "decoders": decoders}', "}"),
+    },
+    ("vitcli/data/video.py", "tests/data/test_video.py"): {
+        "a video is turned the other way": ("pixels_HWC, quarters)", "pixels_HWC, -quarters)"),
+    },
+    ("vitcli/training/methods/time_limit.py", "tests/training/test_time_limit.py"): {
+        "an evaluation counts as steps": (
+            "self.used_s() - first_s - self._scored_s",
+            "self.used_s() - first_s",
+        ),
+    },
+    # Exported files.
+    ("vitcli/export/calibration.py", "tests/export/test_calibration.py"): {
+        "scales of the first images": (
+            "np.linspace(0, len(split) - 1, most).round().astype(np.int64)",
+            "np.arange(most)",
+        ),
+    },
+    ("vitcli/export/golden.py", "tests/export/test_onnx_file.py"): {
+        "a golden file has the largest outputs": ("np.argsort(-np.abs(outputs_K)", "np.argsort(-outputs_K"),
+    },
+}
