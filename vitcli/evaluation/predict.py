@@ -98,7 +98,7 @@ def predict(
     if weights.imagenet:
         settings.progress.note(imagenet.note(weights.imagenet))
     target = regression.target_of(weights.metadata)
-    _check_applies(target, options)
+    _check_applies(target, options, weights.readable_class_names)
     predictions = _predictions(model, split, preprocessing, settings, weights, topk, options.mirrored)
     unreadable = _unreadable(split, [row for row in range(len(split)) if row not in predictions])
     if not predictions:
@@ -148,11 +148,13 @@ def _open(images: Sequence[str], options: PredictOptions) -> Split:
     return split
 
 
-def _check_applies(target: Target | None, options: PredictOptions) -> None:
-    """Refuse what needs classes, of weights that predict a number."""
+def _check_applies(target: Target | None, options: PredictOptions, class_names: Sequence[str]) -> None:
+    """Refuse what needs classes, of weights that predict a number, and links in the place of folders."""
     if target and (options.threshold is not None or options.sort_into):
         what = "these weights predict a number, which has neither a probability nor a class"
         raise VitError(what, where="--threshold, --sort-into", fix="leave them out; --out writes a table")
+    if options.sort_into:
+        sorting.refuse_links(options.sort_into, class_names)
 
 
 def _decide(result: dict[str, Any], options: PredictOptions, class_names: Sequence[str]) -> None:
