@@ -254,6 +254,24 @@ def test_an_unfinished_run_and_a_folder_of_something_else_are_refused(hub, train
     assert hub.repositories == {}
 
 
+@pytest.mark.parametrize("kind", ["link", "hard link"])
+def test_what_a_link_in_the_folder_points_to_is_not_published(hub, trained, tmp_path, kind):
+    secret = tmp_path / "secret"
+    shared = ["config.json", "model.safetensors"] if kind == "hard link" else []  # by the runs of a selection
+    for name in (*(name for name in SENT if name not in shared), "card of weights"):
+        folder = shutil.copytree(trained, tmp_path / name)
+        if name == "card of weights":
+            name = "README.md"
+            (folder / "recipe.toml").unlink()
+            (folder / ".vit.lock").unlink()
+        shutil.copy(trained / name, secret)
+        (folder / name).unlink()
+        (folder / name).symlink_to(secret) if kind == "link" else os.link(secret, folder / name)
+        check_error(push(folder, "--push-to-hub", "ann/pets"), 5, f"{name} is a {kind}")
+        secret.unlink()
+    assert hub.repositories == {}
+
+
 def test_no_token_a_wrong_one_and_no_network_are_errors_with_advice(hub, trained, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     check_error(push(trained, "--push-to-hub", "ann/pets"), 5, "does not accept the token", "hf auth login")

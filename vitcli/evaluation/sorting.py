@@ -12,7 +12,7 @@ from typing import Any
 from vitcli.data.sources.folders import SYSTEM_FOLDERS
 from vitcli.errors import MachineError, VitError
 from vitcli.output.atomic import remove_debris, temporary_beside
-from vitcli.regular_files import open_regular
+from vitcli.regular_files import irregularity, open_regular
 
 UNSURE = "unsure"  # the folder, and the word, for what --threshold leaves undecided
 COPY = "copy"  # in the name of a file that is not whole yet
@@ -75,9 +75,7 @@ def refuse_links(folder: Path, class_names: Sequence[str]) -> None:
         MachineError: one is there; nothing has been copied.
     """
     for name in (*folder_names(class_names).values(), UNSURE):
-        path = folder / name
-        if path.is_symlink() or (path.exists() and not path.is_dir()):
-            kind = "a link" if path.is_symlink() else "not a folder"
+        if kind := irregularity(folder / name, is_folder=True):
             raise MachineError(
                 f"{name} is {kind}, and no image is copied into it",
                 where=f"--sort-into {folder}",
@@ -150,6 +148,4 @@ def _copy(source: str, target: Path) -> None:
 
 def _are_equal(one: Path, other: Path) -> bool:
     """Return whether two files have the same bytes; a link is never equal."""
-    if other.is_symlink() or not other.is_file() or one.stat().st_size != other.stat().st_size:
-        return False
-    return filecmp.cmp(one, other, shallow=False)
+    return not other.is_symlink() and other.is_file() and filecmp.cmp(one, other, shallow=False)
