@@ -20,20 +20,8 @@ from vitcli import load_model
 from vitcli.errors import MachineError
 from vitcli.export.hub import _as_vit_error
 from vitcli.export.usage import BLOCK
-from vitcli.weights.locate import DEMO_FOLDER
 
 SENT = ["README.md", "config.json", "metrics.jsonl", "model.safetensors", "recipe.toml", "summary.json"]
-
-
-@pytest.fixture(scope="module")
-def trained(photos, tmp_path_factory) -> Path:
-    """A run from a file and on a folder of this machine."""
-    home = tmp_path_factory.mktemp("ann")
-    start = shutil.copy(DEMO_FOLDER / "model.safetensors", home / "start.safetensors")
-    words = ("--ckpt", start, "--res", "16", "--steps", "2", "--batch-size", "4", "--out", home / "run")
-    outcome = run("finetune", "--recipe", "finetune/default", *words, "--dataset", photos, "--quiet")
-    assert outcome.code == 0, outcome.err
-    return home / "run"
 
 
 @pytest.fixture
