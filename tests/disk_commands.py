@@ -72,7 +72,8 @@ def writer(what: str, scratch: Path, photos: str) -> Writer:
             trained = scratch / "trained"
             assert in_a_fork(command([*run_words(photos), trained]), scratch / "output") == 0
             words = ["evaluate", "--ckpt", trained, *data, "--save-predictions", "{out}/saved.parquet"]
-            return Writer([*words, "--out", "{out}"], ("*.csv", "mistakes.json", "*.parquet"))
+            more = ["--out", "{out}", "--overwrite"]
+            return Writer([*words, *more], ("*.csv", "mistakes.json", "*.parquet"))
         case "fewshot" | "fewshot-cache":
             words = ["fewshot", "--ckpt", "demo", *data, "--shots", "1,2", "--out"]
             is_cached = name == "fewshot-cache"

@@ -289,7 +289,8 @@ OF_RUNS = {
     },
     ("vitcli/training/optim.py", "tests/training/test_optim.py"): {
         "biases are decayed": ("parameter.ndim >= 2 and", "parameter.ndim >= 1 and"),
-        "embeddings are decayed": ('and not EMBEDDINGS.intersection(name.split("."))', ""),
+        "embeddings are decayed": ("parameter.ndim >= 2 and not is_embedding", "parameter.ndim >= 2"),
+        "what timm spares is decayed": ("name in spared_by_timm or ", ""),
         "a plain running average": ("(1 - self.factor) / (1 - self.factor**num_updates)", "1 - self.factor"),
         "averaged weights stay in the model": (
             "            model.load_state_dict(trained)",

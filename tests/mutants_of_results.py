@@ -292,7 +292,7 @@ OF_RESULTS = {
     },
     ("vitcli/export/export.py", "tests/export/test_form.py tests/export/test_onnx_file.py"): {
         "an exported file has no temperature": ('{"temperature": belief.temperature}', "{}"),
-        "other outputs are kept": ("if agreement.max_rel_difference > tolerance:", "if False:"),
+        "other outputs are kept": ("if agreement.max_rel_difference > TOLERANCE:", "if False:"),
     },
     ("vitcli/export/gate.py", "tests/export/test_gate.py"): {
         "the gate believes what it has seen": (

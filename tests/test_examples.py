@@ -51,15 +51,21 @@ def exported(tmp_path_factory):
     return folder, [(file, entry["top"][0]) for file, entry in zip(files, said, strict=True)]
 
 
-def test_the_python_example(exported):
+def test_the_python_example(exported, tmp_path):
     folder, expected = exported
     words = [sys.executable, EXAMPLES / "predict.py", folder / "photos.onnx", *(file for file, _ in expected)]
 
     printed = subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
-    assert printed.splitlines() == [
-        f"{file}: {top['class']} {top['probability']:.1%}" for file, top in expected
-    ]
+    answers = [f"{file}: {top['class']} {top['probability']:.1%}" for file, top in expected]
+    assert printed.splitlines() == answers
+    # A truncated image costs no other answer.
+    (tmp_path / "cut.png").write_bytes(expected[1][0].read_bytes()[:200])
+    done = subprocess.run([*words[:3], tmp_path / "cut.png", *words[3:]], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, printed)
+    assert done.stderr.startswith(f"{tmp_path / 'cut.png'}: ") and len(done.stderr.splitlines()) == 1
+    done = subprocess.run(words[:2], capture_output=True, text=True)
+    assert done.returncode == 1 and "python predict.py photos.onnx image.jpg" in done.stderr
 
 
 def test_the_cpp_example(exported, tmp_path):
@@ -145,21 +151,27 @@ def wait_until(holds, seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture
-def server(exported):
-    """The port and the process of the server."""
+@contextmanager
+def serving_answers(folder: Path, *, setting: str = "pass"):
+    """The port and the process of the server, with a constant of it set to another value if one is named."""
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
-    folder, _ = exported
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [sys.executable, "-m", "uvicorn", "server:app", "--port", str(port), "--log-level", "warning"]
+    code = f"import uvicorn, server; {setting}; uvicorn.main()"
+    words = [sys.executable, "-c", code, "server:app", "--port", str(port), "--log-level", "warning"]
     env = os.environ | {"MODEL": str(folder / "photos.onnx")}
     with subprocess.Popen(words, cwd=EXAMPLES, env=env, stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: answer_to(port, "GET", "/healthz")[0] == 200)
         yield port, process
         process.kill()
+
+
+@pytest.fixture
+def server(exported):
+    with serving_answers(exported[0]) as (port, process):
+        yield port, process
 
 
 def answer_to(port: int, method: str, path: str, body: bytes | None = None, **headers: str):
@@ -201,11 +213,15 @@ def test_the_server_answers_a_thousand_requests_of_32_clients_and_stops_at_sigte
 def test_the_server_refuses_what_is_no_image_or_too_large(server, exported, tmp_path):
     port, process = server
     _, ((file, _), *_) = exported
-    Image.new("1", (6_000, 5_000)).save(tmp_path / "huge.png")
-    whole = file.read_bytes()
+    for name, size in {"huge.png": (6_000, 5_000), "thin.png": (20_000, 1), "plain.jpg": (64, 64)}.items():
+        Image.new("1", size).save(tmp_path / name)
+    Image.open(file).save(tmp_path / "photo.eps")
+    whole, jpeg = file.read_bytes(), (tmp_path / "plain.jpg").read_bytes()
     for body, status in [
         (b"", 400), (b"no image", 400), (whole[:200], 400), (whole[: len(whole) // 2], 400),
         ((tmp_path / "huge.png").read_bytes(), 413), (b"x" * (MOST_BYTES + 1), 413), (whole, 200),
+        ((tmp_path / "thin.png").read_bytes(), 400), ((tmp_path / "photo.eps").read_bytes(), 400),
+        (jpeg, 200), (jpeg + 200 * b"\xff\xda", 413),
     ]:  # fmt: skip
         assert answer_to(port, "POST", "/predict", body)[0] == status
     assert answer_to(port, "GET", "/predict")[0] == 405
@@ -219,3 +235,54 @@ def test_the_server_refuses_what_is_no_image_or_too_large(server, exported, tmp_
     assert json.loads(answer_to(port, "GET", "/healthz")[1]) == {"status": "ok"}
     process.terminate()
     assert process.stderr.read() == ""  # no traceback for a log to fill with
+
+
+def test_hostile_images_of_many_clients_cost_neither_the_memory_nor_the_others(server, tmp_path):
+    """Images of one colour at the limit of pixels, in 10 MB each: what a file of 15 kB could hold as well."""
+    port, process = server
+    outcomes: Counter = Counter()
+    for number, (mode, size) in enumerate(
+        {"RGB": (2_236, 2_236), "RGBA": (65_000, 76), "P": (76, 65_000)}.items()
+    ):
+        Image.new(mode, size).save(tmp_path / f"{number}.png")
+    bodies = [file.read_bytes().ljust(MOST_BYTES, b"x") for file in sorted(tmp_path.glob("*.png"))]
+    bodies = [bodies[0], bodies[0], *bodies]
+
+    def client(number: int) -> None:
+        outcomes[answer_to(port, "POST", "/predict", bodies[number % len(bodies)])[0]] += 1
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(60)]
+    for each in clients:
+        each.start()
+    slowest = 0.0
+    while any(each.is_alive() for each in clients):
+        began_at = time.monotonic()
+        assert answer_to(port, "GET", "/healthz")[0] == 200
+        slowest = max(slowest, time.monotonic() - began_at)
+        time.sleep(0.05)
+    assert {*outcomes} <= {0, 200, 400, 503} and outcomes[200] >= 10  # 0: closed while it was still sent
+    peak_kib = next(
+        int(line.split()[1])
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
+    assert peak_kib < 1.2e6, f"{peak_kib / 1e6:.2f} GB"
+    assert slowest < 10
+
+
+def test_a_body_that_never_ends_is_not_waited_for(exported):
+    with serving_answers(exported[0], setting="server.BODY_WITHIN_S = 0.5") as (port, process):
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as half:
+            half.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\nabc")
+            assert half.recv(1_000).startswith(b"HTTP/1.1 408")
+        process.terminate()
+        assert process.stderr.read() == ""
+
+
+def test_without_a_file_the_server_says_how_it_is_started():
+    pytest.importorskip("fastapi")
+    env = {key: value for key, value in os.environ.items() if key != "MODEL"}
+    words = [sys.executable, "-m", "uvicorn", "server:app"]
+    done = subprocess.run(words, cwd=EXAMPLES, env=env, capture_output=True, text=True)
+    assert done.returncode != 0 and done.stderr.endswith("MODEL=photos.onnx uvicorn server:app\n")
+    assert "Traceback" not in done.stderr

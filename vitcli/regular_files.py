@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 MOST_TEXT_BYTES = 2**28  # of a file of settings or results
 MOST_BYTES = 2**30  # of an image, or of a table of labels
+HARD_LINK = "a hard link"
 
 
 def open_regular(path: str | Path) -> BinaryIO:
@@ -24,6 +25,25 @@ def open_regular(path: str | Path) -> BinaryIO:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, "it is a pipe or a device", str(path))
+
+
+def irregularity(path: str | Path, *, is_folder: bool = False, hard_links: bool = True) -> str | None:
+    """Return what is in the place of a file or folder, such as "a link"; None if it is one, or missing.
+
+    Args:
+        hard_links: whether a file may have other names, anywhere on its disk.
+    """
+    try:
+        state = os.lstat(path)
+    except OSError:
+        return None
+    if stat.S_ISLNK(state.st_mode):
+        return "a link"
+    if is_folder:
+        return None if stat.S_ISDIR(state.st_mode) else "not a folder"
+    if not stat.S_ISREG(state.st_mode):
+        return "not a file"
+    return HARD_LINK if state.st_nlink > 1 and not hard_links else None
 
 
 def read_regular(path: str | Path, most: int = MOST_TEXT_BYTES) -> bytes:

@@ -1,6 +1,7 @@
 """Rows with checked labels from any table: columns found by type, labels numbered, paths kept inside."""
 
 import io
+import json
 import os
 from dataclasses import replace
 
@@ -50,6 +51,22 @@ def numbered(labels: list[int], num_classes: int = 3, *, first_byte: int = 0) ->
         read_labels=lambda: np.array(labels, dtype=np.int64),
         where_is=lambda row: f"numbers, row {row}",
     )
+
+
+def test_names_of_classes_and_labels_that_utf_8_cannot_express_are_refused(tmp_path):
+    info = {"features": {"y": {"names": ["a", "\ud800"], "_type": "ClassLabel"}, "x": {"_type": "Image"}}}
+    table = pa.table({"x": pictures(2), "y": [0, 1]})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": info})})
+    pq.write_table(table, tmp_path / "train.parquet")
+    with pytest.raises(DataError, match="the name of class 1 is not text that UTF-8 can express"):
+        split_of(open_local(tmp_path).open["train"]())
+
+    invalid = pa.Array.from_buffers(pa.string(), 2, pa.array([b"a", b"\xff"]).buffers())  # unseen by Arrow
+    with pytest.raises(DataError, match="column 'y' holds text that is not UTF-8"):
+        split_of(parquet(tmp_path, x=pictures(2), y=invalid))
+    split = split_of(parquet(tmp_path, x=pictures(2), y=["a", "b"], note=invalid), label_column="y")
+    with pytest.raises(DataError, match="column 'note' holds text that is not UTF-8"):
+        split.read_column("note")
 
 
 def test_a_plain_binary_column_and_string_labels_become_sorted_classes(tmp_path):

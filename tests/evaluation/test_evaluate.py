@@ -306,7 +306,7 @@ def test_tta_is_the_mean_of_the_probabilities_of_an_image_and_its_mirror_image(
             (image if name == "plain" else ImageOps.mirror(image)).save(copy)
     each = []
     for name, *more in (("plain",), ("mirrored",), ("plain", "--tta")):
-        saved = ("--save-predictions", tmp_path / "p.parquet", "--json", "-q")
+        saved = ("--save-predictions", tmp_path / "p.parquet", "--overwrite", "--json", "-q")
         given = ("--ckpt", unsure, "--dataset", folders[name], *words, *saved, *more)
         result = run("evaluate", *given).json
         rows = pq.read_table(tmp_path / "p.parquet").to_pylist()
@@ -443,6 +443,20 @@ def test_the_same_evaluation_writes_again_and_another_only_with_overwrite(evalua
     assert json.loads((out / "evaluation.json").read_text()) == replaced.json
     assert (out / "notes.txt").read_text() == "mine" and not (out / "1").exists()
     assert not (out / FOLDER.at(out).lock).exists()
+
+
+def test_a_file_of_predictions_is_replaced_only_with_overwrite(evaluated, tmp_path):
+    file = tmp_path / "p.parquet"
+    file.write_text("mine")
+
+    refused = evaluated("--save-predictions", file)
+    assert refused.code == 2 and "p.parquet already exists" in refused.err and "--overwrite" in refused.err
+    assert file.read_text() == "mine"
+    alone = evaluated("--overwrite")
+    assert alone.code == 2 and "--save-predictions FILE" in alone.err
+    replaced = evaluated("--save-predictions", file, "--overwrite")
+    assert replaced.code == 0, replaced.err
+    assert pq.read_table(file).num_rows == 10
 
 
 def test_a_run_folder_is_refused_even_to_overwrite(evaluated, no_pass, trained):

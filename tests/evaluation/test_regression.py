@@ -81,7 +81,14 @@ def test_the_loss_of_a_zero_head_is_1_and_its_prediction_the_mean():
 
 
 @pytest.mark.parametrize(
-    "stored", [3, {}, {"name": "x", "mean": 0, "std": 0}, {"name": "x", "mean": float("nan"), "std": 1}]
+    "stored",
+    [
+        3,
+        {},
+        {"name": "x", "mean": 0, "std": 0},
+        {"name": "x", "mean": float("nan"), "std": 1},
+        {"name": "x", "mean": 0, "std": 1e300},
+    ],
 )
 def test_a_damaged_scale_is_refused(stored):
     with pytest.raises(WeightsError, match="scale of the predicted number is damaged"):

@@ -1,12 +1,14 @@
 """`vit predict --sort-into`: copies in class folders."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from vitcli.errors import VitError
+from vitcli.errors import MachineError, VitError
 from vitcli.evaluation.sorting import UNSURE, check_target, copy_into, folder_names
+from vitcli.output.atomic import DEBRIS_AGE_S
 
 
 def predicted(file: Path, name: str, **more: object) -> dict:
@@ -74,3 +76,71 @@ def test_a_folder_of_the_images_themselves_is_refused(tmp_path, target):
         check_target(tmp_path / target, [str(tmp_path / "in/a")], images)
     assert "--sort-into" in str(refused.value)
     check_target(tmp_path / "out", [str(tmp_path / "in")], images)
+
+
+@pytest.mark.parametrize("name", ["dog", UNSURE])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "file"])
+def test_nothing_is_copied_where_a_link_or_a_file_has_the_name_of_a_class(tmp_path, kind, name):
+    image, target, outside = tmp_path / "in/1.png", tmp_path / "sorted", tmp_path / "outside"
+    for folder in (image.parent, target, outside):
+        folder.mkdir()
+    image.touch()
+    if kind == "file":
+        (target / name).touch()
+    else:
+        (target / name).symlink_to(outside if kind == "link" else tmp_path / "nothing")
+    with pytest.raises(MachineError, match=f"{name} is {'not a folder' if kind == 'file' else 'a link'}"):
+        copy_into(target, [predicted(image, "cat")], ["cat", "dog"])
+    assert [path.name for path in target.iterdir()] == [name]
+    assert not list(outside.iterdir())
+
+
+def test_a_link_with_the_name_of_an_image_stays_and_is_not_taken_for_its_copy(tmp_path):
+    image, target = tmp_path / "in/1.png", tmp_path / "sorted"
+    for folder in (image.parent, target / "cat"):
+        folder.mkdir(parents=True)
+    image.write_bytes(b"image")
+    (target / "cat/1.png").symlink_to(image)
+    for _ in range(2):
+        copy_into(target, [predicted(image, "cat")], ["cat"])
+    assert (target / "cat/1.png").is_symlink()
+    assert sorted(path.name for path in (target / "cat").iterdir()) == ["1-2.png", "1.png"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "umask", "expected"), [(0o600, 0o022, 0o600), (0o644, 0o077, 0o600), (0o664, 0o022, 0o644)]
+)
+def test_a_copy_is_no_more_open_than_its_source_or_the_umask(tmp_path, mode, umask, expected):
+    image = tmp_path / "in/1.png"
+    image.parent.mkdir()
+    image.touch()
+    image.chmod(mode)
+    before = os.umask(umask)
+    try:
+        copy_into(tmp_path / "sorted", [predicted(image, "cat")], ["cat"])
+    finally:
+        os.umask(before)
+    assert (tmp_path / "sorted/cat/1.png").stat().st_mode & 0o777 == expected
+
+
+def test_what_a_killed_call_has_left_is_deleted_by_a_later_one(tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    images = [tmp_path / "in" / name for name in ("1.png", "2.png")]
+    images[0].parent.mkdir()
+    for image in images:
+        image.write_bytes(b"image")
+    target = tmp_path / "sorted"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "link", killed)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        copy_into(target, [predicted(images[0], "cat")], ["cat"])
+    (leftover,) = (target / "cat").iterdir()
+
+    copy_into(target, [predicted(images[1], "cat")], ["cat"])
+    assert leftover.exists(), "it may be of a command that still runs"
+    long_ago = time.time() - 2 * DEBRIS_AGE_S
+    os.utime(leftover, (long_ago, long_ago))
+    copy_into(target, [predicted(images[1], "cat")], ["cat"])
+    assert [path.name for path in (target / "cat").iterdir()] == ["2.png"]

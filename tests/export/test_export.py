@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -230,7 +231,7 @@ def test_the_weights_beside_an_onnx_file_are_always_its_own(to_export, tmp_path,
     monkeypatch.setattr(onnx, "MAX_BYTES_IN_ONE_FILE", 0)
     for module, name, stand_in in [
         (formats, "read_back", lambda *_: None),
-        (exports, "outputs_of_both", lambda *_: (torch.ones(1, 5),) * 3),
+        (exports, "outputs_of_both", lambda *_, **__: (torch.ones(1, 5),) * 3),
         (exports, "measured", lambda *_: None),
         (golden, "write_golden", lambda path, *_, **__: golden.golden_path(path).write_text("{}")),
     ]:
@@ -561,10 +562,26 @@ def test_a_folder_that_may_not_be_written_to_is_named(to_export, tmp_path):
 def test_without_images_the_demos_are_compared(to_export):
     result, _ = to_export(vit(), "out.npz", images=[])
 
-    assert (result["num_images"], result["images"]) == (32, "demo")
-    assert "32 images of the demo" in as_text(result)
+    assert (result["num_images"], result["images"]) == (32, "demo, split test[:32]")
+    assert "32 images of demo, split test[:32]" in as_text(result)
     assert re.search(r"^written +npz: \S+out\.npz \([\d.]+ kB\)$", as_text(result), re.MULTILINE)
     assert "\nfiles " not in as_text(result)  # of a single file it would say the same
+
+
+def test_the_images_that_a_run_held_out_are_compared_on(trained, photos, tmp_path):
+    """Named ones come first, and those of the demo where the data set is gone."""
+    result = exported(trained, tmp_path / "one")
+    held_out = len(list((photos / "test").rglob("*.*")))
+    assert (result["num_images"], result["images"]) == (held_out, f"{photos}, split test")
+    named = exported(trained, tmp_path / "two", images=[str(photos / "train")])
+    assert named["images"] == [str(photos / "train")]
+
+    moved = shutil.copytree(trained, tmp_path / "moved")
+    (moved / "environment.json").write_text("{}")
+    for broken in (tmp_path / "gone", tmp_path):  # there is none; or no data set is in it
+        recipe = (trained / "recipe.toml").read_text().replace(f'"{photos}"', f'"{broken}"')
+        (moved / "recipe.toml").write_text(recipe)
+        assert exported(moved, tmp_path / f"to {broken.name}")["images"] == "demo, split test[:32]"
 
 
 def test_the_result_notes_that_a_head_of_zeros_proves_little(tmp_path):

@@ -1,12 +1,23 @@
 """`vit export --gate`: the interval of a loss of accuracy, and ten files that are wrong in ten ways."""
 
+import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from tests.export.test_export import network, vit
+from vitcli.data.split import Split
+from vitcli.data.transforms import Preprocessing
+from vitcli.errors import CheckFailed, DataError
+from vitcli.export import export as exports
+from vitcli.export.export import Export, ExportOptions
 from vitcli.export.gate import Verdict, Z, highest_drop, judge, refuse
+from vitcli.export.images import Images
+from vitcli.output.progress import Progress
+from vitcli.weights.production.program import ProgramForm
 
 
 def score_by_search(lost: int, gained: int, n: int, drop: float) -> float:
@@ -56,3 +67,103 @@ def test_a_verdict_counts_what_one_has_right_and_the_other_wrong():
     assert "539 images without a change would show it" in few.fix and "--max-drop 1.2 " in few.fix
     assert highest_drop(0, 0, 539) <= 0.005 < highest_drop(0, 0, 538)
     assert Verdict(227, 200, 0, 0, 0.012).is_accepted and not Verdict(227, 200, 0, 0, 0.0117).is_accepted
+
+
+@pytest.fixture(scope="module")
+def of_int8():
+    """An export in int8 with 40 images, of which the network has all but the last four right."""
+    rng, arch = np.random.default_rng(0), vit()
+    pixels = rng.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
+    pixels[:, 8:16] = rng.integers(0, 256, (40, 1, 1, 3))
+    preprocessing = Preprocessing((32, 32), "square", 1.0, "bilinear", True, (0.5,) * 3, (0.5,) * 3)
+    labels = np.zeros(40, np.int64)
+    split = Split(
+        "pets", 40, None, 5, lambda row: (pixels[row], int(labels[row])), lambda: labels, "row {}".format
+    )
+    model, form = network(arch), ProgramForm(preprocessing, "classes", precision="int8")
+    options = ExportOptions(precision="int8", gate="pets", max_drop=0.1)
+    export = Export(
+        "onnx", model, arch, preprocessing, form, Images(split, are_held_out=True), split, options
+    )
+    outputs_NK, *_ = exports.outputs_of_both(
+        model, scaled(model, 1), split, preprocessing, Progress(quiet=True)
+    )
+    labels[:] = outputs_NK.argmax(1)
+    labels[36:] = (labels[36:] + 1) % 5
+    assert len(set(labels[:36].tolist())) > 1
+    return export
+
+
+def scaled(model: torch.nn.Module, factor: float, *, class_to_prefer: int | None = None) -> torch.nn.Module:
+    """The network with larger outputs, of which one class may be always the largest."""
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.head.weight *= factor
+        other.head.bias *= factor
+        if class_to_prefer is not None:
+            other.head.bias[class_to_prefer] += 100
+    return other
+
+
+def compared(export: Export, exported: torch.nn.Module) -> dict:
+    return exports._compared(export, exported, Progress(quiet=True))
+
+
+def test_images_judge_another_precision_and_no_difference_of_outputs(of_int8):
+    """Three times the outputs are as many right answers; only a file in fp32 has to have equal ones."""
+    larger = scaled(of_int8.model, 3)
+    result = compared(of_int8, larger)
+    assert result["max_rel_difference"] == pytest.approx(2, abs=0.01) and result["notes"] == []
+    assert (result["gate"]["num_images"], result["gate"]["top1_exported"]) == (40, 0.9)
+    with pytest.raises(CheckFailed, match=r"relative 2; the tolerance is 0\.0001"):
+        compared(replace(of_int8, options=replace(of_int8.options, precision="fp32")), larger)
+
+
+def test_damaged_images_that_a_run_held_out_are_left_out(of_int8):
+    def read_row(row):
+        if row in damaged:
+            raise DataError("damaged", where="", fix="")
+        return of_int8.images.split.read_row(row)
+
+    damaged, split = {3, *range(16, 32)}, replace(of_int8.images.split, read_row=read_row)
+    assert compared(replace(of_int8, images=Images(split, are_held_out=True)), scaled(of_int8.model, 1)) == (
+        compared(of_int8, scaled(of_int8.model, 1)) | {"num_images": 23}
+    )
+    with pytest.raises(DataError, match="damaged"):
+        compared(replace(of_int8, images=Images(split)), scaled(of_int8.model, 1))
+    damaged |= {*range(40)}
+    with pytest.raises(DataError, match="no image can be decoded"):
+        compared(replace(of_int8, images=Images(split, are_held_out=True)), scaled(of_int8.model, 1))
+
+
+def test_a_gate_names_the_accuracy_that_a_file_in_another_precision_loses(of_int8):
+    constant = scaled(of_int8.model, 1, class_to_prefer=0)
+    labels = of_int8.gate_split.read_labels()
+    drop = 0.9 - float(np.mean(labels == 0))
+    with pytest.raises(CheckFailed, match=f"of 40 images the file loses .* a drop of {drop:.2%}:"):
+        compared(of_int8, constant)
+
+
+def test_without_a_gate_a_note_says_what_another_precision_changes(of_int8):
+    """On images of the run with their labels, on others without, and of outputs that are no classes."""
+    labels = of_int8.gate_split.read_labels()
+    export = replace(of_int8, gate_split=None, options=replace(of_int8.options, gate=None))
+    constant = scaled(of_int8.model, 1, class_to_prefer=0)
+    predicted = labels.copy()
+    predicted[36:] = (predicted[36:] - 1) % 5
+    num_same = int((predicted == 0).sum())
+    same = f"int8: {num_same} of 40 images of pets have the class of the checkpoint ({num_same / 40:.2%})"
+    right = f"{np.mean(labels == 0):.2%} are right, by the checkpoint 90.00%"
+    assert compared(export, constant)["notes"] == [
+        f"{same}; {right}; --gate DATA --max-drop POINTS refuses what loses more"
+    ]
+    drawn = replace(export, images=Images(of_int8.gate_split))
+    assert compared(drawn, constant)["notes"] == [
+        f"{same}; --gate DATA, or --images, measures it on images of yours"
+    ]
+    of_numbers = replace(export, form=replace(export.form, kind="number"))
+    assert compared(of_numbers, scaled(of_int8.model, 3))["notes"] == [
+        "int8 is not judged: outputs differ by up to 2 of the largest on 40 images of pets"
+    ]
+    equal = replace(export, options=replace(export.options, precision="fp32"))
+    assert compared(equal, scaled(export.model, 1))["notes"] == []

@@ -20,20 +20,8 @@ from vitcli import load_model
 from vitcli.errors import MachineError
 from vitcli.export.hub import _as_vit_error
 from vitcli.export.usage import BLOCK
-from vitcli.weights.locate import DEMO_FOLDER
 
 SENT = ["README.md", "config.json", "metrics.jsonl", "model.safetensors", "recipe.toml", "summary.json"]
-
-
-@pytest.fixture(scope="module")
-def trained(photos, tmp_path_factory) -> Path:
-    """A run from a file and on a folder of this machine."""
-    home = tmp_path_factory.mktemp("ann")
-    start = shutil.copy(DEMO_FOLDER / "model.safetensors", home / "start.safetensors")
-    words = ("--ckpt", start, "--res", "16", "--steps", "2", "--batch-size", "4", "--out", home / "run")
-    outcome = run("finetune", "--recipe", "finetune/default", *words, "--dataset", photos, "--quiet")
-    assert outcome.code == 0, outcome.err
-    return home / "run"
 
 
 @pytest.fixture
@@ -251,6 +239,24 @@ def test_an_unfinished_run_and_a_folder_of_something_else_are_refused(hub, train
         check_error(push(folder, "--push-to-hub", "ann/pets"), 2, "has not finished")
     for folder in ("empty", "none", "damaged"):
         check_error(push(tmp_path / folder, "--push-to-hub", "ann/pets"), 4, folder)
+    assert hub.repositories == {}
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link"])
+def test_what_a_link_in_the_folder_points_to_is_not_published(hub, trained, tmp_path, kind):
+    secret = tmp_path / "secret"
+    shared = ["config.json", "model.safetensors"] if kind == "hard link" else []  # by the runs of a selection
+    for name in (*(name for name in SENT if name not in shared), "card of weights"):
+        folder = shutil.copytree(trained, tmp_path / name)
+        if name == "card of weights":
+            name = "README.md"
+            (folder / "recipe.toml").unlink()
+            (folder / ".vit.lock").unlink()
+        shutil.copy(trained / name, secret)
+        (folder / name).unlink()
+        (folder / name).symlink_to(secret) if kind == "link" else os.link(secret, folder / name)
+        check_error(push(folder, "--push-to-hub", "ann/pets"), 5, f"{name} is a {kind}")
+        secret.unlink()
     assert hub.repositories == {}
 
 

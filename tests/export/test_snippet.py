@@ -3,14 +3,26 @@
 import contextlib
 import io
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import run
+from tests.conftest import REPOSITORY, run
 from tests.evaluation.test_regression import REGRESSION, ages  # noqa: F401, a fixture
 from tests.evaluation.test_several_labels import SEVERAL, shapes  # noqa: F401, a fixture
+
+
+def example(*words: object) -> list[str]:
+    """What examples/predict.py prints."""
+    words = (sys.executable, REPOSITORY / "examples/predict.py", *words)
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def by_class_of(entry: dict) -> dict[str, float]:
+    return {each["class"]: each["probability"] for each in entry["top"]}
 
 
 @pytest.fixture
@@ -83,11 +95,16 @@ def test_an_exported_graph_of_several_labels_or_a_number_says_what_vit_predict_s
             assert name == "age" and float(value) == pytest.approx(entry["value"], rel=1e-5)
         else:
             assert sorted(lines) == sorted(entry["labels"]), entry
-            by_class = {each["class"]: each["probability"] for each in entry["top"]}
             for probability, name in zip(variables["answers"], ("bright", "red"), strict=True):
-                assert probability == pytest.approx(by_class[name], abs=1e-5)
+                assert probability == pytest.approx(by_class_of(entry)[name], abs=1e-5)
         answers.add(tuple(lines))
     assert len(answers) > 2 and len(expected) == len(images)
+    # The Python example answers the same.
+    shown = example(tmp_path / "net.onnx", *images)
+    for entry, line in zip(expected, shown, strict=True):
+        several = [f"{name} {by_class_of(entry)[name]:.1%}" for name in entry.get("labels", ())]
+        number = [f"age {entry['value']:.4g}"] if kind == "number" else []
+        assert line == f"{entry['file']}: {', '.join(several + number)}"
     stored = json.loads((tmp_path / "run/config.json").read_text())["vit"]["metadata"]
     in_graph = variables["session"].get_modelmeta().custom_metadata_map
     key = "several_labels" if kind == "several" else "target"
@@ -96,3 +113,5 @@ def test_an_exported_graph_of_several_labels_or_a_number_says_what_vit_predict_s
     for out in ("features.onnx", "features.safetensors"):
         outcome = run("export", tmp_path / "run", tmp_path / out, "--no-head", "-q")
         assert outcome.code == 0, outcome.err
+    (line,) = example(tmp_path / "features.onnx", images[0])
+    assert line.count(", ") == 95

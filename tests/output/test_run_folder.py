@@ -193,6 +193,30 @@ def test_nothing_is_written_through_a_link_or_into_a_pipe(tmp_path, name, kind):
     assert os.path.lexists(folder / name)
 
 
+@pytest.mark.parametrize("name", [".vit.lock", "metrics.jsonl", "timing.jsonl"])
+def test_a_file_of_another_place_is_not_written_through_a_hard_link(tmp_path, name):
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    RunFolder(folder).close()
+    elsewhere.write_text("kept")
+    (folder / name).unlink(missing_ok=True)
+    os.link(elsewhere, folder / name)
+    for overwrite in (False, True):
+        with pytest.raises(MachineError, match=f"(?s){name} is a hard link.*cp -r"):
+            RunFolder(folder, overwrite=overwrite)
+    assert elsewhere.read_text() == "kept"
+    subprocess.run(["cp", "-r", folder, tmp_path / "copy"], check=True)
+    RunFolder(tmp_path / "copy").close()
+    assert elsewhere.read_text() == "kept"
+
+
+def test_a_dangling_link_in_the_place_of_an_unfinished_file_is_removed(tmp_path):
+    folder = tmp_path / "run"
+    RunFolder(folder).close()
+    (folder / ".tmp-shared").symlink_to(tmp_path / "elsewhere")
+    RunFolder(folder).close()
+    assert not (folder / ".tmp-shared").is_symlink()
+
+
 def test_a_run_is_resumed_from_another_folder_and_with_other_keys_of_no_result(tmp_path, monkeypatch):
     (tmp_path / "photos").mkdir()
     (tmp_path / "net.safetensors").touch()

@@ -1,13 +1,16 @@
 """Parameter groups, single optimizer steps, clipping and the weight average, against the formulas."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import timm
 import torch
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 
+from tests.training.test_families import FAMILIES, SMALL
 from vitcli.recipe.schema import Optimizer
 from vitcli.training.optim import WeightAverage, build_optimizer, clip_by_global_norm, parameter_groups
 
@@ -52,6 +55,28 @@ def test_matrices_are_decayed_and_biases_norms_class_token_and_position_embeddin
     assert {"cls_token", "pos_embed", "head.bias", "norm.weight"} < {names[id(p)] for p in spared["params"]}
     assert len(decayed["params"]) + len(spared["params"]) == len(names)
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.3, 0)
+
+
+SWIN = dict(img_size=64, window_size=2, embed_dim=12, depths=(1, 2), num_heads=(2, 2))
+OF_TIMM = FAMILIES | {"Swin": ("swin_tiny_patch4_window7_224.ms_in1k", SWIN)}
+
+
+@pytest.mark.parametrize("family", OF_TIMM)
+def test_every_family_of_timm_is_decayed_and_slowed_as_timm_groups_it(family):
+    name, args = OF_TIMM[family]
+    with torch.device("meta"):
+        network = timm.create_model(name, num_classes=2, **(args if family == "Swin" else SMALL | args))
+    of = {id(parameter): name for name, parameter in network.named_parameters()}
+    spared = network.no_weight_decay()
+
+    def by_name(groups) -> dict[str, tuple]:
+        return {of[id(p)]: (g["weight_decay"], g.get("lr_scale", 1.0)) for g in groups for p in g["params"]}
+
+    ours = partial(parameter_groups, network, weight_decay=0.1, decay_on="matrices")
+    theirs = param_groups_weight_decay(network, 0.1, no_weight_decay_list=spared)
+    assert by_name(ours(layer_decay=1.0)) == by_name(theirs)
+    theirs = param_groups_layer_decay(network, 0.1, no_weight_decay_list=spared, layer_decay=0.7)
+    assert by_name(ours(layer_decay=0.7)) == by_name(theirs)
 
 
 def test_decay_on_all_means_every_parameter(vit):

@@ -10,6 +10,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tests.conftest import run
+from vitcli.errors import WeightsError
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, build
 from vitcli.models.variants import vit_args
@@ -88,6 +89,11 @@ def test_stored_names_come_first_and_matching_by_name_knows_no_others(tmp_path):
     assert weights.readable_class_names == tuple(own) and weights.imagenet == ""
     weights = read_weights(timm_folder(tmp_path / "b", tag="augreg_in1k"))
     assert weights.class_names is None and weights.readable_class_names[324] == "cabbage butterfly"
+    numbers = read_weights(timm_folder(tmp_path / "n", tag="augreg_in1k", label_names=[*range(1000)]))
+    assert numbers.class_names[999] == "999"
+    broken = timm_folder(tmp_path / "s", tag="augreg_in1k", label_names=[*own[1:], "\ud800"])
+    with pytest.raises(WeightsError, match="a class has a name that UTF-8 cannot express"):
+        read_weights(broken)
     # A copy in our format knows it too
     write_weights(
         tmp_path / "c", weights.state, weights.architecture, class_names=None,

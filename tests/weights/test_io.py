@@ -302,11 +302,11 @@ def test_whole_numbers_are_no_weights(tmp_path):
     arch = {"vit": json.dumps({"architecture": demo().as_dict()})}
     save_file({name: t.contiguous() for name, t in state.items()}, tmp_path / "w.safetensors", metadata=arch)
 
-    with pytest.raises(WeightsError, match=r"1 of no floating-point numbers: head.weight \(torch.int8\)"):
+    with pytest.raises(WeightsError, match=r"1 not floating point: head.weight \(torch.int8\)"):
         read_weights(str(tmp_path / "w.safetensors"))
     summary = run("inspect", "--ckpt", tmp_path / "w.safetensors", "--summary", "--json").json
     assert summary["not_floating_point"] == ["head.weight (torch.int8)"]
-    assert summary["of_no_floating-point_numbers"] == summary["not_floating_point"]
+    assert not [key for key in summary if not key.isidentifier()]
     text = run("inspect", "--ckpt", tmp_path / "w.safetensors", "--summary").out
     assert re.search(r"no floats +1: head.weight", text), text
 

@@ -132,8 +132,8 @@ def export(
         help="A .onnx, .pt2, .npz or .safetensors file, or a folder for timm.")] = None,
     res: ImageSize = None,
     images: Annotated[list[str] | None, option("--images", DATA,
-        "Images to compare the outputs on: a file, folder or glob (default: those of --gate, else of the "
-        "demo). Repeatable.", "IMAGES")] = None,
+        "Images to compare the outputs on: a file, folder or glob (default: those of --gate, else those that "
+        "the run held out, else the demo's). Repeatable.", "IMAGES")] = None,
     gate: Annotated[str | None, option("--gate", DATA,
         "Keep the file only if it loses no more accuracy on this data set than --max-drop, shown with 95 % "
         "confidence by a paired test (default: no such test).", "DATA",

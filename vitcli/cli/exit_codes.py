@@ -195,7 +195,8 @@ def _internal_error(error: Exception) -> VitError:
     folder = Path(getattr(error, "run_dir", tempfile.gettempdir()))
     report = folder / f"vit-crash-{os.getpid()}.txt"
     try:
-        report.write_text(hide_credentials("".join(traceback.format_exception(error))))
+        with report.open("x") as file:  # through no link
+            file.write(hide_credentials("".join(traceback.format_exception(error))))
     except OSError as unwritten:
         report = f"nowhere: {unwritten}"
     place = f"{launch.place(getattr(error, 'rank', None))}; " if "RANK" in os.environ else ""

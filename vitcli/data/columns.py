@@ -4,7 +4,8 @@ import math
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -157,7 +158,8 @@ def classes_of(table: datasets.Dataset, column: str) -> tuple[tuple[str, ...] | 
         return None, 1 + (-1 if highest is None else highest), None
     if isinstance(feature, datasets.ClassLabel):
         return tuple(feature.names), feature.num_classes, None
-    values = sorted(value for value in table.unique(column) if value is not None)
+    with _as_data_error(column):
+        values = sorted(value for value in table.unique(column) if value is not None)
     is_numbered = all(isinstance(value, int) and not isinstance(value, bool) for value in values)
     if is_numbered and -1 in values:  # an unlabelled row, which check_labels refuses by name
         return None, max(values) + 1, None
@@ -180,7 +182,21 @@ def column_values(table: datasets.Dataset, column: str) -> list:
     # In parts: where the caller has selected rows, the images of a part are copied with their paths.
     parts = (part[column] for part in arrow_of(table, column).iter(ROWS_AT_A_TIME))
     paths_or_values = (pc.struct_field(part, "path") if has_paths else part for part in parts)
-    return [value for part in paths_or_values for value in part.to_pylist()]
+    with _as_data_error(column):
+        return [value for part in paths_or_values for value in part.to_pylist()]
+
+
+@contextmanager
+def _as_data_error(column: str) -> Iterator[None]:
+    """Refuse text that is not UTF-8, which Arrow stores unseen."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"column {column!r} holds text that is not UTF-8",
+            where=f"column {column!r}: {error.object[:40]!r}",
+            fix="write the column again as UTF-8, or name another with data.label_column",
+        ) from error
 
 
 def arrow_of(table: datasets.Dataset, column: str) -> datasets.Dataset:

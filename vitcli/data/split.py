@@ -14,8 +14,10 @@ import numpy as np
 from vitcli.data import sampler
 from vitcli.data.sources.folders import NOTHING, LeftOut
 from vitcli.errors import DataError
+from vitcli.output.text import is_text, plain
 
 MANY_ROWS = 10_000_000
+LARGEST_NUMBER = 1e100  # of those to predict: sums of their squares are finite
 Label = int | float | tuple[int, ...]
 ReadRow = Callable[[int], tuple[bytes | np.ndarray, Label]]
 
@@ -124,6 +126,15 @@ class Split:
     whole: "tuple[Split, Callable[[np.ndarray], np.ndarray]] | None" = None
     grouping: Grouping | None = None
     cache: Any = None
+
+    def __post_init__(self) -> None:
+        if not is_text(*(self.class_names or ())):
+            wrong = next(number for number, name in enumerate(self.class_names) if not is_text(name))
+            raise DataError(
+                f"the name of class {wrong} is not text that UTF-8 can express",
+                where=f"{self.name}: {plain(self.class_names[wrong])}",
+                fix="correct the names of the classes, where the data set lists them",
+            )
 
     @property
     def is_large(self) -> bool:
@@ -333,11 +344,12 @@ def check_labels(split: Split) -> None:
 
 
 def _check_numbers(split: Split, labels_N: np.ndarray) -> None:
-    """Refuse numbers to predict that are missing or not finite, naming the first row."""
-    wrong_N = np.flatnonzero(~np.isfinite(labels_N))
+    """Refuse numbers to predict that are missing, not finite or too large, naming the first row."""
+    wrong_N = np.flatnonzero(~(np.abs(labels_N) <= LARGEST_NUMBER))
     if len(wrong_N):
+        rows = f"{len(wrong_N)} of {len(labels_N)} rows of {split.name}"
         raise DataError(
-            f"{len(wrong_N)} of {len(labels_N)} rows of {split.name} have no finite number",
+            f"{rows} have no finite number of up to {LARGEST_NUMBER:g}",
             where=f"{split.where_is(int(wrong_N[0]))}: {labels_N[wrong_N[0]]}",
             fix="correct them, or name another column with data.label_column",
         )

@@ -222,9 +222,10 @@ def _check(options: EvaluateOptions, run: RunSettings, *, num_evaluations: int) 
                 fix="name one --ckpt and one --dataset, and run vit once for each",
             )
         file = Path(options.save_predictions)
-        check_out(file, overwrite=True, option="--save-predictions", suffixes=SUFFIXES)
-    if run.overwrite and not run.out:
-        raise VitError("no folder is named", where="--overwrite", fix="--out FOLDER as well")
+        check_out(file, overwrite=run.overwrite, option="--save-predictions", suffixes=SUFFIXES)
+    if run.overwrite and not (run.out or options.save_predictions):
+        fix = "--out FOLDER or --save-predictions FILE as well"
+        raise VitError("nothing is named that could be replaced", where="--overwrite", fix=fix)
     if run.out:
         FOLDER.check_names(run.out, num_evaluations)
 

@@ -91,7 +91,7 @@ def predict(
         weights, preprocessing.image_size, recipe.model.posemb_resample, settings.device, settings.progress
     )
     target, belief = regression.target_of(weights.metadata), belief_of(weights.metadata, arch.num_classes)
-    _check_applies(target, options)
+    _check_applies(target, options, weights.readable_class_names)
     notes = [] if target else _notes_on_classes(weights, arch.num_classes, options.topk)
     for line in [f"{arch.name}: {preprocessing.summary()}, {origin}", *split.lines, *notes]:
         settings.progress.note(line)
@@ -150,11 +150,13 @@ def _open(images: Sequence[str], options: PredictOptions) -> Split:
     return split
 
 
-def _check_applies(target: Target | None, options: PredictOptions) -> None:
-    """Refuse what needs classes, of weights that predict a number."""
+def _check_applies(target: Target | None, options: PredictOptions, class_names: Sequence[str]) -> None:
+    """Refuse what needs classes, of weights that predict a number, and links in the place of folders."""
     if target and (options.threshold is not None or options.sort_into):
         what = "these weights predict a number, which has neither a probability nor a class"
         raise VitError(what, where="--threshold, --sort-into", fix="leave them out; --out writes a table")
+    if options.sort_into:
+        sorting.refuse_links(options.sort_into, class_names)
 
 
 def _notes_on_classes(weights: Weights, num_classes: int, topk: int | None) -> list[str]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.data.loader import Batch
-from vitcli.data.split import Split
+from vitcli.data.split import LARGEST_NUMBER, Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import WeightsError
 from vitcli.evaluation import inference
@@ -61,7 +61,7 @@ def target_of(metadata: Mapping[str, Any]) -> Target | None:
         return None
     values = stored if isinstance(stored, dict) else {}
     numbers = [values.get(key) for key in ("mean", "std")]
-    are_numbers = all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
+    are_numbers = all(isinstance(n, int | float) and abs(n) <= LARGEST_NUMBER for n in numbers)
     if not (are_numbers and numbers[1] > 0 and isinstance(values.get("name"), str)):
         raise WeightsError(
             "the stored scale of the predicted number is damaged",

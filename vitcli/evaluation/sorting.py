@@ -1,9 +1,9 @@
 """`vit predict --sort-into`: copies of the images in a folder for each class, nothing overwritten."""
 
+import filecmp
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -11,8 +11,11 @@ from typing import Any
 
 from vitcli.data.sources.folders import SYSTEM_FOLDERS
 from vitcli.errors import MachineError, VitError
+from vitcli.output.atomic import remove_debris, temporary_beside
+from vitcli.regular_files import irregularity, open_regular
 
 UNSURE = "unsure"  # the folder, and the word, for what --threshold leaves undecided
+COPY = "copy"  # in the name of a file that is not whole yet
 LONGEST = 120  # bytes of a folder's name
 RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # on Windows
 
@@ -65,6 +68,21 @@ def _safe(text: str) -> str:
     return f"{name}_" if is_special else name
 
 
+def refuse_links(folder: Path, class_names: Sequence[str]) -> None:
+    """Refuse a link, or a file, in the place of the folder of a class: copies would be made where it points.
+
+    Raises:
+        MachineError: one is there; nothing has been copied.
+    """
+    for name in (*folder_names(class_names).values(), UNSURE):
+        if kind := irregularity(folder / name, is_folder=True):
+            raise MachineError(
+                f"{name} is {kind}, and no image is copied into it",
+                where=f"--sort-into {folder}",
+                fix="remove it, or name another folder",
+            )
+
+
 def copy_into(
     folder: Path, predictions: Sequence[dict[str, Any]], class_names: Sequence[str]
 ) -> dict[str, int]:
@@ -74,14 +92,17 @@ def copy_into(
     number after its name.
 
     Raises:
-        MachineError: a copy cannot be written; those that have been are whole.
+        MachineError: a copy cannot be written, or a folder is a link; copies that have been made are whole.
     """
+    refuse_links(folder, class_names)
     names, counts = folder_names(class_names), {}
     for prediction in predictions:
         name = UNSURE if prediction.get(UNSURE) else names[prediction["top"][0]["class"]]
         source = prediction["file"]
         try:
-            (folder / name).mkdir(parents=True, exist_ok=True)
+            if name not in counts:
+                (folder / name).mkdir(parents=True, exist_ok=True)
+                remove_debris(folder / name / COPY)
             _copy(source, folder / name / os.path.basename(source))
         except OSError as error:
             raise MachineError(
@@ -94,12 +115,17 @@ def copy_into(
 
 
 def _copy(source: str, target: Path) -> None:
-    """Copy a file under the first name that is free, through a hidden one, so that no part of it is seen."""
-    handle, temporary = tempfile.mkstemp(prefix=".vit-", dir=target.parent)
+    """Copy a file under the first name that is free, through a hidden one, so that no part of it is seen.
+
+    The copy has the permissions of its source, as far as the umask allows them.
+    """
+    temporary = temporary_beside(target.with_name(COPY))
     try:
-        with os.fdopen(handle, "wb") as file, open(source, "rb") as original:
-            shutil.copyfileobj(original, file)
-        os.chmod(temporary, 0o644)
+        with open_regular(source) as original:
+            mode = os.fstat(original.fileno()).st_mode & 0o777
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            with os.fdopen(handle, "wb") as file:
+                shutil.copyfileobj(original, file)
         numbered = (target.with_stem(f"{target.stem}-{number}") for number in count(2))
         while True:
             try:
@@ -117,14 +143,9 @@ def _copy(source: str, target: Path) -> None:
                     return
                 target = next(numbered)
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def _are_equal(one: str, other: Path) -> bool:
-    if not other.is_file() or os.path.getsize(one) != os.path.getsize(other):
-        return False
-    with open(one, "rb") as first, open(other, "rb") as second:
-        while chunk := first.read(2**20):
-            if chunk != second.read(2**20):
-                return False
-    return True
+def _are_equal(one: Path, other: Path) -> bool:
+    """Return whether two files have the same bytes; a link is never equal."""
+    return not other.is_symlink() and other.is_file() and filecmp.cmp(one, other, shallow=False)

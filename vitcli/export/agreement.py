@@ -14,7 +14,7 @@ from vitcli.data import loader
 from vitcli.data.loader import Batch
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
-from vitcli.errors import WeightsError
+from vitcli.errors import DataError, WeightsError
 from vitcli.evaluation.inference import outputs_of
 from vitcli.output.progress import Progress
 
@@ -29,12 +29,19 @@ class Agreement:
     Attributes:
         max_difference: the largest absolute difference of any output.
         max_output: the largest absolute output of the first network.
-        top1: fraction of the images that both assign to the same class; None where outputs are no logits.
+        num_images: that were compared.
+        num_same: of these, what both assign to the same class; None where outputs are not of classes.
     """
 
     max_difference: float
     max_output: float
-    top1: float | None
+    num_images: int
+    num_same: int | None
+
+    @property
+    def top1(self) -> float | None:
+        """Return the fraction of the images that both assign to the same class."""
+        return None if self.num_same is None else self.num_same / self.num_images
 
     @property
     def max_rel_difference(self) -> float:
@@ -45,12 +52,17 @@ class Agreement:
 
 
 def compare(outputs_NK: Tensor, exported_NK: Tensor, *, are_logits: bool) -> Agreement:
-    """Return the agreement of finite outputs."""
+    """Return the agreement of finite outputs.
+
+    Args:
+        are_logits: of classes, of which an image has one.
+    """
     is_same_class_N = outputs_NK.argmax(1) == exported_NK.argmax(1)
     return Agreement(
         max_difference=float((exported_NK - outputs_NK).abs().max()),
         max_output=float(outputs_NK.abs().max()),
-        top1=float(is_same_class_N.float().mean()) if are_logits else None,
+        num_images=len(outputs_NK),
+        num_same=int(is_same_class_N.sum()) if are_logits else None,
     )
 
 
@@ -59,34 +71,50 @@ class NotFinite(Exception):
 
 
 def outputs_of_both(
-    model: nn.Module, exported: nn.Module, split: Split, preprocessing: Preprocessing, progress: Progress
+    model: nn.Module,
+    exported: nn.Module,
+    split: Split,
+    preprocessing: Preprocessing,
+    progress: Progress,
+    *,
+    on_bad_image: str = "error",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return outputs_NK of the network and of what was exported, and labels_N (-1 without), on the CPU.
+    """Return outputs_NK of the network and of what was exported, and labels_N, on the CPU.
+
+    Labels are -1 where there are none, or several per image.
+
+    Args:
+        on_bad_image: "skip" leaves out images that cannot be decoded.
 
     Raises:
         WeightsError: an output of the network is not finite.
         NotFinite: one of what was exported.
-        DataError: an image cannot be decoded.
+        DataError: an image cannot be decoded, or none can.
     """
     # A file cannot shrink a JPEG while it is decoded.
     exact = replace(preprocessing, decode="exact")
-    settings = {"batch_size": BATCH_SIZE, "on_bad_image": "error", "num_threads": loader.default_threads(1)}
-    batches = loader.eval_batches(split, exact, rank=0, world_size=1, **settings)
+    settings = {"batch_size": BATCH_SIZE, "num_threads": loader.default_threads(1)}
+    batches = loader.eval_batches(split, exact, rank=0, world_size=1, on_bad_image=on_bad_image, **settings)
     of_export = _outputs_of_export(exported, split, exact)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     progress.begin("compare", total=len(split))
     try:
         for batch, outputs_BK in outputs_of(model, batches, exact, CPU, "fp32"):
+            if not len(outputs_BK):
+                continue
             try:
                 exported_BK = of_export(batch)
             except WeightsError as error:
                 raise NotFinite from error
             if not torch.isfinite(exported_BK).all():
                 raise NotFinite
-            parts.append((outputs_BK, exported_BK, batch.labels_B))
+            labels_B = batch.labels_B if batch.labels_B.ndim == 1 else torch.full((len(outputs_BK),), -1)
+            parts.append((outputs_BK, exported_BK, labels_B))
             progress.update(sum(len(outputs_BK) for outputs_BK, _, _ in parts))
     finally:
         progress.end()
+    if not parts:
+        raise DataError("no image can be decoded", where=split.name, fix="name others with --images")
     outputs, exports, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return outputs, exports, labels
 

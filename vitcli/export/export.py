@@ -11,13 +11,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from vitcli.data.dataset import DataSet
-from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, MachineError, VitError
@@ -27,7 +26,7 @@ from vitcli.evaluation.setup import preprocessing_for
 from vitcli.evaluation.several_labels import several_labels_of
 from vitcli.export import calibration, gate, golden
 from vitcli.export.agreement import Agreement, NotFinite, compare, outputs_of_both
-from vitcli.export.calibration import evenly
+from vitcli.export.images import Images, open_images, open_labelled, open_named
 from vitcli.export.snippet import onnx_snippet
 from vitcli.export.speed import measured, speed_text
 from vitcli.models.architecture import Architecture
@@ -41,9 +40,7 @@ from vitcli.weights.jax import SPELLINGS
 from vitcli.weights.load import load
 from vitcli.weights.production.program import INPUTS, PRECISIONS, ProgramForm
 
-NUM_DEMO_IMAGES, MAX_IMAGES = 32, 256
-# Relative; in fp32 a hybrid in timm is 5e-5 away, another GELU 7e-5 to 7e-4. Of int8 the gate tells more.
-TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2, "int8": 0.5}
+TOLERANCE = 1e-4  # of the largest output in fp32: a hybrid in timm is 5e-5 away, another GELU 7e-5 to 7e-4
 INPUT_TEXT = {
     "images": "uint8 (B, height, width, 3) of any size",
     "pixels": "uint8 (B, height, width, 3) of the size of the network",
@@ -61,7 +58,8 @@ class ExportOptions:
         image_size: height and width in pixels; position embeddings are resampled as in the paper.
         head: False exports the features.
         names: one of `jax.SPELLINGS`, for "npz".
-        images: files, folders and globs to compare on; none means images of the gate, or of the demo.
+        images: files, folders and globs to compare on; none means images of the gate, else those that the run
+            of the checkpoint held out, else the demo's.
         input, precision: of an ONNX file, see `program.ProgramForm`.
         calibrate: files, folders and globs of training images, for int8; none means those of the run.
         gate: data set on which the file may lose `max_drop` (a fraction) of the accuracy; None for no gate.
@@ -89,7 +87,8 @@ class Export:
     """A network on its way into another format.
 
     Attributes:
-        split: images to compare the outputs on.
+        form: of a file that takes images; its kind is that of the outputs of any.
+        images: to compare the outputs on.
         gate_split: labelled images of the gate, if there is one.
     """
 
@@ -97,7 +96,8 @@ class Export:
     model: nn.Module
     arch: Architecture
     preprocessing: Preprocessing
-    split: Split
+    form: ProgramForm
+    images: Images
     gate_split: Split | None
     options: ExportOptions
 
@@ -117,30 +117,30 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
     format = formats.format_of(options.to, target, names=options.names)
     _bring_back(target)
     _check_options(options, format, target)
-    split = _open_images(options.images, progress)
+    images = open_named(options.images, progress) if options.images else None
     # Load the network
     weights = read_weights(ckpt, model_name=options.model_name, quiet=quiet)
     preprocessing, origin = _preprocessing(weights, options.image_size)
     model, exported, notes = _network(weights, preprocessing, head=options.head)
     arch = exported.architecture
     formats.check_supported(format, arch)
-    gate_split = gate.open_labelled(options.gate, options.split, exported) if options.gate else None
-    if gate_split and not options.images:
-        split = evenly(gate_split, MAX_IMAGES)
+    gate_split = open_labelled(options.gate, options.split, exported) if options.gate else None
+    images = images or open_images(weights, gate_split, progress, precision=options.precision)
     progress.note(f"{arch.name} ({weights.numerics}) to {format}: {preprocessing.summary()}, {origin}")
     notes += formats.caveats(format, arch)
-    form, images = _program_form(exported, preprocessing, options, progress)
-    export = Export(format, model, arch, preprocessing, split, gate_split, options)
+    form, samples = _program_form(exported, preprocessing, options, progress)
+    export = Export(format, model, arch, preprocessing, form, images, gate_split, options)
     # Write, compare, and only then replace OUT
     with _temporary_folder(target) as folder:
         path = folder / target.name
-        formats.write(format, path, model, exported, names=options.names, form=form, calibration=images)
+        formats.write(format, path, model, exported, names=options.names, form=form, calibration=samples)
         facts = _checked(export, formats.read_back(format, path, form), progress)
         if format == "onnx":
             facts["snippet"] = onnx_snippet(out, form, has_names=bool(exported.class_names))
-            golden.write_golden(path, split, preprocessing, precision=options.precision)
+            golden.write_golden(path, images.to_publish, preprocessing, precision=options.precision)
         files = {file.name: file.stat().st_size for file in _files_at(path)}
         _put_in_place(path, target)
+    notes += facts.pop("notes")
     if facts.pop("is_zero"):
         notes.append("every output is zero, as with a fresh head: their agreement proves little")
     for note in notes:
@@ -157,8 +157,7 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
         "preprocessing": preprocessing.summary(),
         "num_classes": arch.num_classes,
         "license": weights.licence,
-        "num_images": len(split),
-        "images": list(options.images) or options.gate or "demo",
+        "images": list(options.images) or options.gate or images.split.name,
         "elapsed_s": time.perf_counter() - began_at,
         "notes": notes,
         **facts,
@@ -171,26 +170,11 @@ def _checked(export: Export, read_back: nn.Module, progress: Progress) -> dict[s
     Raises:
         CheckFailed: its outputs are others, or the gate does not accept it.
     """
-    options, arch = export.options, export.arch
-    networks = (export.model, read_back)
+    options = export.options
     try:
-        outputs_NK, exported_NK, _ = outputs_of_both(*networks, export.split, export.preprocessing, progress)
-        agreement = compare(outputs_NK, exported_NK, are_logits=arch.num_classes > 0)
-        _check_agreement(agreement, export.format, arch, options.precision)
-        facts = {
-            "max_abs_difference": agreement.max_difference,
-            "max_rel_difference": agreement.max_rel_difference,
-            "top1_agreement": agreement.top1,
-            "is_zero": not agreement.max_output,
-        }
-        if export.gate_split:
-            outputs = outputs_of_both(*networks, export.gate_split, export.preprocessing, progress)
-            verdict = gate.judge(*outputs, max_drop=options.max_drop)
-            if not verdict.is_accepted:
-                raise gate.refuse(verdict)
-            facts["gate"] = {"dataset": options.gate, "split": export.gate_split.name, **verdict.as_json()}
+        facts = _compared(export, read_back, progress)
     except NotFinite as error:
-        raise _failure("are not finite numbers", export.format, arch) from error
+        raise _failure("are not finite numbers", export.format, export.arch) from error
     if export.format in formats.FROM_IMAGES:
         facts |= {"input": options.input, "precision": options.precision}
         facts["speed"] = measured(read_back, export.model, export.preprocessing)
@@ -199,9 +183,45 @@ def _checked(export: Export, read_back: nn.Module, progress: Progress) -> dict[s
     return facts
 
 
+def _compared(export: Export, read_back: nn.Module, progress: Progress) -> dict[str, Any]:
+    """Judge the outputs: in fp32 they are equal but for rounding; in other precisions images decide.
+
+    Raises:
+        CheckFailed: they differ in fp32, or the gate does not accept them.
+        NotFinite: an output is not finite.
+    """
+    options, images = export.options, export.images
+    both = partial(
+        outputs_of_both, export.model, read_back, preprocessing=export.preprocessing, progress=progress
+    )
+    on_bad_image = "skip" if images.are_held_out else "error"
+    outputs_NK, exported_NK, labels_N = both(images.split, on_bad_image=on_bad_image)
+    agreement = compare(outputs_NK, exported_NK, are_logits=export.form.kind == "classes")
+    facts = {
+        "num_images": agreement.num_images,
+        "max_abs_difference": agreement.max_difference,
+        "max_rel_difference": agreement.max_rel_difference,
+        "top1_agreement": agreement.top1,
+        "is_zero": not agreement.max_output,
+        "notes": [],
+    }
+    if options.precision == "fp32":
+        _check_agreement(agreement, export.format, export.arch)
+    elif not export.gate_split:
+        has_classes = images.are_held_out and agreement.num_same is not None
+        verdict = gate.judge(outputs_NK, exported_NK, labels_N, max_drop=1.0) if has_classes else None
+        facts["notes"].append(gate.note_of(agreement, verdict, options.precision, images.split.name))
+    if export.gate_split:
+        verdict = gate.judge(*both(export.gate_split), max_drop=options.max_drop)
+        if not verdict.is_accepted:
+            raise gate.refuse(verdict)
+        facts["gate"] = {"dataset": options.gate, "split": export.gate_split.name, **verdict.as_json()}
+    return facts
+
+
 def as_text(result: dict[str, Any]) -> str:
     agreement, out, num_classes = result["top1_agreement"], result["out"], result["num_classes"]
-    drawn = " of the demo" if result["images"] == "demo" else ""
+    of_which = "" if isinstance(result["images"], list) else f" of {result['images']}"
     usage = {
         "timm": Verbatim(f'timm.create_model("local-dir:{out}", pretrained=True)'),
         "onnx": f'"images", {INPUT_TEXT[result.get("input", "images")]}',
@@ -211,7 +231,7 @@ def as_text(result: dict[str, Any]) -> str:
         ("model", f"{model_text(result)}; {size_text(result['resolution'])} px"),
         ("pixels", result["preprocessing"]),
         ("head", count_of(num_classes, "class", "classes") if num_classes else "none, features only"),
-        ("compared on", f"{count_of(result['num_images'], 'image')}{drawn}"),
+        ("compared on", f"{count_of(result['num_images'], 'image')}{of_which}"),
         ("difference", f"{result['max_abs_difference']:.2g}, relative {result['max_rel_difference']:.2g}"),
         *([] if agreement is None else [("same top-1", f"{agreement:.2%}")]),
         *([("gate", _gate_text(result["gate"]))] if "gate" in result else []),
@@ -303,17 +323,6 @@ def _check_out(target: Path, format: str, overwrite: bool) -> None:
         raise VitError(f"{target} already exists", where="OUT", fix=f"{fix}, or replace it with --overwrite")
 
 
-def _open_images(images: Sequence[str], progress: Progress) -> Split:
-    if not images:
-        return DataSet("demo").open(f"test[:{NUM_DEMO_IMAGES}]")
-    files = find_images(images, where="--images")
-    for line in files.lines:
-        progress.note(line)
-    if len(files) > MAX_IMAGES:
-        progress.note(f"comparing on the first {MAX_IMAGES} of {len(files)} images")
-    return files.part(0, min(MAX_IMAGES, len(files)), name=files.name)
-
-
 def _preprocessing(weights: Weights, image_size: tuple[int, int] | None) -> tuple[Preprocessing, str]:
     """Return the preprocessing that `vit evaluate` takes for these weights, and where it comes from."""
     shorthands = {"data.image_size": "{}x{}".format(*image_size)} if image_size else {}
@@ -337,12 +346,11 @@ def _network(
     return model, exported, [f"resampled: {', '.join(report.resampled)}"] if report.resampled else []
 
 
-def _check_agreement(agreement: Agreement, format: str, arch: Architecture, precision: str) -> None:
-    """Refuse outputs that differ by more than rounding in this precision does."""
-    tolerance = TOLERANCES[precision]
-    if agreement.max_rel_difference > tolerance:
+def _check_agreement(agreement: Agreement, format: str, arch: Architecture) -> None:
+    """Refuse outputs in fp32 that differ by more than rounding does."""
+    if agreement.max_rel_difference > TOLERANCE:
         difference = f"{agreement.max_difference:.2g}, relative {agreement.max_rel_difference:.2g}"
-        raise _failure(f"differ by {difference}; the tolerance is {tolerance:g}", format, arch)
+        raise _failure(f"differ by {difference}; the tolerance is {TOLERANCE:g}", format, arch)
 
 
 def _failure(problem: str, format: str, arch: Architecture) -> CheckFailed:

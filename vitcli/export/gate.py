@@ -1,7 +1,8 @@
-"""`vit export --gate`: an exported file is accepted if it is shown to lose no more accuracy than allowed.
+"""What a file in another precision changes, by images: `vit export --gate` accepts or refuses it by accuracy.
 
 Both networks see the same images, so only those count that one has right and the other wrong. The file passes
-if the upper end of a one-sided 95 % interval of the accuracy that it loses is at most `--max-drop`.
+if the upper end of a one-sided 95 % interval of the accuracy that it loses is at most `--max-drop`. Without
+`--gate` a note says what the file changes.
 """
 
 import math
@@ -11,15 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitcli.data import classes as data_classes
-from vitcli.data.split import Split
-from vitcli.errors import CheckFailed, VitError
-from vitcli.evaluation.regression import target_of
-from vitcli.evaluation.setup import open_eval_split
-from vitcli.evaluation.several_labels import several_labels_of
+from vitcli.errors import CheckFailed
+from vitcli.export.agreement import Agreement
 from vitcli.output.text import count_of
-from vitcli.recipe.request import RecipeRequest
-from vitcli.weights.io import Weights
 
 Z = 1.6448536269514722  # standard normal quantile of 0.95
 
@@ -68,38 +63,6 @@ class Verdict:
         }
 
 
-def open_labelled(dataset: str, split: str, weights: Weights) -> Split:
-    """Open the images of the gate, with labels in the order of the checkpoint's classes.
-
-    Args:
-        split: its name; "auto" is what `vit evaluate` scores by itself.
-
-    Raises:
-        VitError: the network has no accuracy: no head, several labels, or a number.
-        DataError: the data cannot be read, have no labels, or other classes.
-    """
-    arch = weights.architecture
-    kind = None
-    if not arch.num_classes:
-        kind = "no classifier"
-    elif target_of(weights.metadata):
-        kind = "a number instead of classes"
-    elif several_labels_of(weights.metadata, arch.num_classes):
-        kind = "several labels an image"
-    if kind:
-        raise VitError(
-            f"the gate compares accuracies; these weights have {kind}", where="--gate", fix="leave it out"
-        )
-    recipe = RecipeRequest(shorthands={"model.ckpt": weights.source, "data.dataset": dataset}).load(
-        command="evaluate"
-    )
-    opened = data_classes.spelled_as(open_eval_split(recipe, split, weights), weights.class_names)
-    matched, _ = data_classes.match_class_names(
-        opened, weights.class_names, num_classes=arch.num_classes, ckpt=weights.source
-    )
-    return matched
-
-
 def judge(outputs_NK: Tensor, exported_NK: Tensor, labels_N: Tensor, *, max_drop: float) -> Verdict:
     """Return the verdict on logits of both networks."""
     is_right_N, exported_is_right_N = (
@@ -114,13 +77,33 @@ def judge(outputs_NK: Tensor, exported_NK: Tensor, labels_N: Tensor, *, max_drop
     )
 
 
+def note_of(agreement: Agreement, verdict: Verdict | None, precision: str, images: str) -> str:
+    """Return what a file in another precision changes on images, for which no gate was named.
+
+    Args:
+        verdict: on images with labels.
+        images: what they are.
+    """
+    shown = f"{count_of(agreement.num_images, 'image')} of {images}"
+    if agreement.num_same is None:
+        changed = f"outputs differ by up to {agreement.max_rel_difference:.2g} of the largest on {shown}"
+        return f"{precision} is not judged: {changed}"
+    changed = f"{agreement.num_same} of {shown} have the class of the checkpoint ({agreement.top1:.2%})"
+    if verdict is None:
+        return f"{precision}: {changed}; --gate DATA, or --images, measures it on images of yours"
+    facts = verdict.as_json()
+    right = f"{facts['top1_exported']:.2%} are right, by the checkpoint {facts['top1_checkpoint']:.2%}"
+    return f"{precision}: {changed}; {right}; --gate DATA --max-drop POINTS refuses what loses more"
+
+
 def refuse(verdict: Verdict) -> CheckFailed:
     """Return the error for a file that is not accepted, with what would change the verdict."""
     images = count_of(verdict.num_images, "image")
     least = math.ceil(1000 * verdict.highest_drop) / 10  # points
     fix = f"--max-drop {least:g} would accept it"
     if verdict.lost:
-        what = f"of {images} the file loses {verdict.lost} right answers and gains {verdict.gained}"
+        answers = f"{verdict.lost} right answers and gains {verdict.gained}"
+        what = f"of {images} the file loses {answers}, a drop of {verdict.drop:.2%}"
         fix += ", or export in a higher --precision"
     else:
         what = f"no right answer is lost, but {images} are too few to show it"

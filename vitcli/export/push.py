@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitcli import recipe as recipes
-from vitcli.errors import VitError
+from vitcli.errors import MachineError, VitError
 from vitcli.export import export as exports
 from vitcli.export import hub
 from vitcli.export.export import ExportOptions
@@ -22,12 +22,13 @@ from vitcli.output import run_folder
 from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name, public_toml, public_values
 from vitcli.output.text import json_of, pairs
-from vitcli.regular_files import read_regular
+from vitcli.regular_files import irregularity, read_regular
 from vitcli.weights import formats
 from vitcli.weights.io import Weights, read_weights
 
 CARD = "README.md"
-UNCHANGED = ("model.safetensors", "config.json", run_folder.METRICS)
+SHARED_BY_RUNS = (run_folder.WEIGHTS, "config.json")  # hard links of a selection and its chosen run
+UNCHANGED = (*SHARED_BY_RUNS, run_folder.METRICS)
 OPTIONS = {
     "to": "--to", "model_name": "--model", "image_size": "--res", "head": "--no-head", "names": "--names",
     "images": "--images", "input": "--input", "precision": "--precision", "calibrate": "--calibrate",
@@ -115,6 +116,8 @@ def _run_summary(folder: Path, options: ExportOptions) -> dict[str, Any] | None:
     """Return the summary of a run folder, which is uploaded unchanged; None for anything else."""
     if not any((folder / name).is_file() for name in (run_folder.RECIPE, run_folder.LOCK)):
         return None
+    for name in (*UNCHANGED, run_folder.RECIPE, run_folder.SUMMARY):
+        _refuse_link(folder / name)
     summary = run_folder.finished_summary(folder)
     if not isinstance(summary, dict) or not summary.keys() >= {"command", "dataset", "model"}:
         raise VitError(
@@ -130,6 +133,16 @@ def _run_summary(folder: Path, options: ExportOptions) -> dict[str, Any] | None:
             fix="leave it out, or name a folder OUT, which is uploaded without the numbers of the run",
         )
     return summary
+
+
+def _refuse_link(file: Path) -> None:
+    """Refuse a link in the place of a file to upload: what it points to may be any file of this user."""
+    if kind := irregularity(file, hard_links=file.name in SHARED_BY_RUNS):
+        raise MachineError(
+            f"{file.name} is {kind}, and what it points to is not published",
+            where=str(file),
+            fix="remove it, or put a copy of the file in its place, if that may be published",
+        )
 
 
 def _check_is_folder(out: str | None, options: ExportOptions) -> None:
@@ -148,6 +161,7 @@ def _card(
     """Return the card in the folder, with everything its owner wrote into it; else a new card."""
     is_of_these_weights = summary is not None or not (ckpt / run_folder.RECIPE).is_file()
     if is_of_these_weights and (file := ckpt / CARD).is_file():
+        _refuse_link(file)
         try:
             return read_regular(file).decode()
         except UnicodeDecodeError as error:

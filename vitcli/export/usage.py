@@ -102,6 +102,8 @@ def _onnx_section(result: dict[str, Any]) -> list[str]:
     images = count_of(result["num_images"], "image")
     compared = f"{result['max_rel_difference']:.2g} of the largest, on {images}"
     rows = [("takes", takes), ("precision", precision), ("outputs differ by", compared)]
+    if precision != "fp32" and result["top1_agreement"] is not None:
+        rows.append(("same class", f"{result['top1_agreement']:.2%} of these images"))
     if verdict := result.get("gate"):
         lost = f"{verdict['drop']:.2%}, at most {verdict['highest_drop']:.2%} with 95 % confidence"
         right = f"{verdict['top1_exported']:.2%} of {count_of(verdict['num_images'], 'image')}"

@@ -32,7 +32,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     Raises:
         MachineError: the disk is full or the folder is not writable; an earlier file is unchanged.
     """
-    temporary = path.with_name(f"{TEMPORARY}{path.name}-{secrets.token_hex(8)}")
+    temporary = temporary_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_debris(path)
@@ -52,6 +52,11 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     finally:
         with suppress(OSError):  # the folder is a file, or has gone
             temporary.unlink(missing_ok=True)
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return an unpredictable name for what is to become this file; `remove_debris` knows it."""
+    return path.with_name(f"{TEMPORARY}{path.name}-{secrets.token_hex(8)}")
 
 
 def remove_debris(path: Path) -> None:

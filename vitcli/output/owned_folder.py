@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import socket
-import stat
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -16,9 +15,11 @@ from typing import IO, TextIO
 
 from vitcli.errors import MachineError, VitError
 from vitcli.output import atomic
+from vitcli.regular_files import HARD_LINK, irregularity
 
 LOCKS = ".vit*.lock"  # of all commands
 MAX_DIFFERENCES = 4  # named in an error
+CURES = {HARD_LINK: "copy the folder by cp -r, which makes files of its own"}
 NAMED_WITHIN_S = 2.0  # after the lock was taken, on a machine with other work
 
 
@@ -32,6 +33,7 @@ class OwnedFolder:
         lock: name of the lock file.
         files: names of the files that the command makes; last the one that identifies the folder, if any.
         folders: names, or globs, of the folders that it makes.
+        appended: of the files, those that are written in place; others are replaced by a rename.
         marker: a file in every such folder from its first moment, by which other folders are refused; None if
             the command's files may stand beside others. If it is the lock, that file stays in the folder.
     """
@@ -41,6 +43,7 @@ class OwnedFolder:
     lock: str
     files: tuple[str, ...]
     folders: tuple[str, ...] = ()
+    appended: tuple[str, ...] = ()
     marker: str | None = None
 
     def refuse_foreign(self) -> None:
@@ -86,15 +89,13 @@ class OwnedFolder:
         folders += [self.path / pattern.partition("/")[0] for pattern in self.folders]
         folders += [self.path] * is_inside
         for path in (self.path / self.lock, *(self.path / name for name in self.files), *folders):
-            mode = path.lstat().st_mode if os.path.lexists(path) else None
-            if mode is None or (stat.S_ISDIR(mode) if path in folders else stat.S_ISREG(mode)):
-                continue
-            kind = "a link" if stat.S_ISLNK(mode) else "no folder" if path in folders else "no file"
-            raise MachineError(
-                f"{path.name} is {kind}, which {self.noun}s do not write to",
-                where=f"--out {self.path}",
-                fix="remove it, or choose another folder with --out",
-            )
+            in_place = path.name in (self.lock, *self.appended)
+            if kind := irregularity(path, is_folder=path in folders, hard_links=not in_place):
+                raise MachineError(
+                    f"{path.name} is {kind}, which {self.noun}s do not write to",
+                    where=f"--out {self.path}",
+                    fix=f"{CURES.get(kind, 'remove it')}, or choose another folder with --out",
+                )
 
     def make(self, held: ExitStack) -> None:
         """Make the folder; if it is still empty when `held` is closed, it is removed again."""

@@ -73,14 +73,15 @@ class RunFolder:
         self.path = path
         self.also_log: Callable[[dict[str, Any]], None] = lambda record: None  # of a tracker, if any
         self._held = ExitStack()
-        folder = OwnedFolder(path, "run", lock=LOCK, files=FILES, folders=FOLDERS, marker=LOCK)
+        names = {"files": FILES, "folders": FOLDERS, "appended": (METRICS, TIMING)}
+        folder = OwnedFolder(path, "run", lock=LOCK, marker=LOCK, **names)
         folder.refuse_foreign()
         self._owned, self._is_new = folder, overwrite or not (path / LOCK).exists()
         folder.claim(self._held)
         # Remove what an interrupted write has left, then what an earlier run has.
         for pattern in (f"{TEMPORARY}*", f"figures/{TEMPORARY}*"):
             for leftover in path.glob(pattern):
-                if leftover.is_file():
+                if leftover.is_symlink() or leftover.is_file():
                     leftover.unlink()
         if overwrite:
             folder.clear()

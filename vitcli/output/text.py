@@ -53,6 +53,15 @@ def json_of(value: Any, *, indent: int | None = None) -> str:
     return NOT_PLAIN.sub(lambda letters: "".join(map(_escaped, letters[0])), shown)
 
 
+def is_text(*texts: str) -> bool:
+    """Return whether UTF-8 can express texts: half of a surrogate pair, which JSON may name, it cannot."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _escaped(character: str) -> str:
     return character if character.isprintable() else json.dumps(character)[1:-1]
 

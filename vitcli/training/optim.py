@@ -21,7 +21,8 @@ from vitcli.distributed.transfer import runs_ahead
 from vitcli.recipe.schema import Optimizer as OptimizerSettings
 from vitcli.training.methods.depth import lr_scales
 
-# Parameters that are added to the tokens, not multiplied with them: no weight decay, like biases.
+# Parameters that are added to the tokens, not multiplied with them: no weight decay, like biases. A network
+# of timm names its own, such as tables of relative positions; these are of others, or wrap one.
 EMBEDDINGS = {"pos_embed", "positions", "relative_embed", "mask_token", "cls_token", "reg_token"}
 
 
@@ -98,16 +99,18 @@ def parameter_groups(
     The decayed come first; with layer-wise rates each layer has its groups, from the slowest to the head.
 
     Args:
-        decay_on: "matrices" decays neither biases, norms nor embeddings (as big_vision does); "all" decays
-            every parameter (as the flax of the paper's time did).
+        decay_on: "matrices" decays neither biases, norms nor embeddings (as big_vision does), nor what timm
+            spares; "all" decays every parameter (as the flax of the paper's time did).
         layer_decay: see `depth.lr_scales`; 1 for one learning rate. The loop multiplies its rate with a
             group's `lr_scale`.
     """
     scales = lr_scales(model, layer_decay) if layer_decay != 1 else {}
+    spared_by_timm = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
     members: dict[tuple[float, bool], list[nn.Parameter]] = {}  # by rate, and whether they are not decayed
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            is_matrix = parameter.ndim >= 2 and not EMBEDDINGS.intersection(name.split("."))
+            is_embedding = name in spared_by_timm or EMBEDDINGS.intersection(name.split("."))
+            is_matrix = parameter.ndim >= 2 and not is_embedding
             is_spared = decay_on == "matrices" and not is_matrix
             members.setdefault((scales.get(name, 1.0), is_spared), []).append(parameter)
     return [

@@ -11,6 +11,7 @@ from vitcli.errors import WeightsError
 from vitcli.models.architecture import MOST_LAYERS, Architecture
 from vitcli.models.build import default_image_size
 from vitcli.models.variants import find_variant, variant_of_timm
+from vitcli.output.text import is_text
 from vitcli.weights.files import WeightsContent, as_weights_error, file_error
 from vitcli.weights.huggingface import CONFIG_DEFAULTS, read_config, read_preprocessor
 from vitcli.weights.imagenet import subset_of
@@ -63,6 +64,8 @@ def describe(source: WeightsSource, content: WeightsContent, model_name: str | N
     with as_weights_error("the stored metadata"):
         info = _from_our_metadata(vit) if vit else _from_foreign(source, content, model_name, tag)
     _check_trusted(info.architecture)
+    if not is_text(*(info.class_names or ())):
+        raise file_error("a class has a name that UTF-8 cannot express")
     if model_name is not None and _family(model_name) != _family(info.architecture.name):
         name = info.architecture.name
         with suppress(WeightsError):  # the heads of that network hide the name of this one

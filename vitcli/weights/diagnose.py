@@ -171,7 +171,7 @@ def mismatches(state: dict[str, Tensor], expected: dict[str, torch.Size]) -> dic
             for name, tensor in state.items()
             if name in expected and tensor.shape != expected[name]
         ],
-        "of no floating-point numbers": [
+        "not floating point": [
             f"{name} ({tensor.dtype})"
             for name, tensor in state.items()
             if not tensor.is_floating_point() and not name.endswith(INTEGER_BUFFERS)

@@ -35,7 +35,6 @@ POSEMB_TEXTS = {"none": "none", "1d": "learned, one row for each token",
                 "sincos2d": "fixed sines and cosines of row and column"}  # fmt: skip
 MISMATCHES = {"missing": "missing", "unexpected": "unexpected", "of_another_shape": "other shape",
               "not_floating_point": "no floats"}  # fmt: skip
-KEY_OF_0_1_0 = "of_no_floating-point_numbers"  # the same list as not_floating_point, for its readers
 WIDTH, INDENT = 80, 14  # columns of a line, and those before its text
 # Untrusted text: truncate lists (entries), names and values (characters).
 MAX_ENTRIES, MAX_NAME, MAX_TEXT = 8, 100, 800
@@ -150,9 +149,7 @@ def _mismatches(diagnosis: Diagnosis) -> dict[str, list[str] | None]:
         return dict.fromkeys(MISMATCHES)
     by_kind = mismatches(diagnosis.state, diagnosis.expected)
     by_kind["missing"] += diagnosis.missing_head
-    integers = by_kind.pop("of no floating-point numbers")
-    by_key = {kind.replace(" ", "_"): names for kind, names in by_kind.items()}
-    return by_key | {"not_floating_point": integers, KEY_OF_0_1_0: integers}
+    return {kind.replace(" ", "_"): names for kind, names in by_kind.items()}
 
 
 def _commands(ckpt: str, model_name: str | None, diagnosis: Diagnosis) -> list[list[str]]:

@@ -174,7 +174,7 @@ def from_timm_config(config: dict, *, tag: str) -> tuple[Architecture, dict | No
     gelu = "tanh" if is_of_the_paper else "timm"
     arch = Architecture(name, timm_name, image_size, num_classes, gelu, pre_logits=False, model_args=args)
     names = config.get("label_names", stored.get("label_names"))
-    class_names = tuple(names) if isinstance(names, list) and len(names) == num_classes else None
+    class_names = tuple(map(str, names)) if isinstance(names, list) and len(names) == num_classes else None
     return arch, _timm_preprocessing(stored, image_size), class_names
 
 

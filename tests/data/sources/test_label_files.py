@@ -28,6 +28,14 @@ def rows(labels) -> str:
     return "file,label\n" + "".join(f"{number}.png,{label}\n" for number, label in enumerate(labels))
 
 
+# JSON may name half of a pair; \ud83d\ude00, both halves, is a face.
+SURROGATES = {
+    "a label": r'{"file_name": "1.png", "label": "\ud800"}',
+    "another column": r'{"file_name": "1.png", "label": "a", "note": "\udfff"}',
+    "a column's name": r'{"file_name": "1.png", "label": "a", "n\ud800": 1}',
+    "a list": r'{"file_name": "1.png", "label": ["a", "\ud800"]}',
+    "a file's name": r'{"file_name": "1.png\ud800", "label": "a"}',
+}
 # By what is wrong: the ending and the content of the file, the three lines, and arguments of the data set.
 BAD = {
     "no rows": (".csv", "", "labels.csv has no rows", "ROOT/labels.csv", COLUMNS),
@@ -182,12 +190,25 @@ BAD = {
     ),
     "a line that is a list": (
         ".jsonl", '["0.png", "a"]\n',
-        "a line of labels.jsonl is no JSON object", "ROOT/labels.jsonl, line 1",
+        "a line of labels.jsonl is not a JSON object", "ROOT/labels.jsonl, line 1",
         'write {"file_name": "1.jpg", "label": "cat"} on each line',
     ),
     "a list of lists": (
         ".jsonl", '{"file_name": "0.png", "label": [["a"], "b"]}\n',
-        "'[[\"a\"], \"b\"]' holds something that is no name of a class", "labels.jsonl, line 1",
+        "'[[\"a\"], \"b\"]' holds something that is not the name of a class", "labels.jsonl, line 1",
+        'write names: ["cat", "dog"]; an empty list for an image of no class',
+    ),
+    **{
+        f"half of a surrogate pair in {place}": (
+            ".jsonl", f'{{"file_name": "0.png", "label": "a"}}\n{line}\n',
+            "a line of labels.jsonl holds half of a surrogate pair, which UTF-8 cannot express",
+            "ROOT/labels.jsonl, line 2", "write the characters themselves, in UTF-8, or both halves",
+        )
+        for place, line in SURROGATES.items()
+    },
+    "half of a surrogate pair in a list": (
+        ".csv", 'file,label\n0.png,"[""a"", ""\\ud800""]"\n',
+        "'[\"a\", \"\\\\ud800\"]' holds something that is not the name of a class", "labels.csv, line 2",
         'write names: ["cat", "dog"]; an empty list for an image of no class',
     ),
     "null": (
@@ -209,6 +230,11 @@ BAD = {
     "infinity": (
         ".jsonl", '{"file_name": "0.png", "age": 1e999}\n',
         "'inf' is not a finite number", "labels.jsonl, line 1", "write a number, or remove the row", NUMBER,
+    ),
+    "a number whose square is infinite": (
+        ".csv", "file,age\n0.png,12\n1.png,-1e308\n",
+        "'-1e308' is not a number of up to 1e+100", "labels.csv, line 3",
+        "write a number, or remove the row", NUMBER,
     ),
     "a decimal comma": (
         ".csv", "file;age\n0.png;12,5\n",
@@ -238,6 +264,13 @@ def test_a_bad_file_of_labels_is_refused_in_three_lines(sixty, name):
         DataSet(str(file), **(arguments[0] if arguments else {}))
     expected = f"error: {message}\n  where: {where}\n  fix:   {fix}"
     assert str(caught.value).replace(str(sixty), "ROOT") == expected
+
+
+def test_both_halves_of_a_surrogate_pair_are_the_character_that_they_express(tmp_path):
+    flat(tmp_path, 1)
+    text(tmp_path / "labels.jsonl", r'{"file_name": "0.png", "label": "\ud83d\ude00", "note": "\u00e4"}')
+
+    assert DataSet(str(tmp_path)).open("train").class_names == ("\N{GRINNING FACE}",)
 
 
 def test_five_thousand_numbers_are_no_classes_unless_their_column_is_named(tmp_path):
@@ -358,20 +391,23 @@ def test_a_missing_number_of_a_table_is_refused_with_its_row(tmp_path):
     import datasets
 
     flat(tmp_path, 1)
-    features = datasets.Features({"image": datasets.Image(), "age": datasets.Value("float32")})
+    features = datasets.Features({"image": datasets.Image(), "age": datasets.Value("float64")})
     images = [{"bytes": (tmp_path / "0.png").read_bytes(), "path": None}] * 3
     for name, ages in {
         "whole": [1.0, 2.0, 4.0],
         "none": [1.0, None, 2.0],
         "nan": [1.0, math.nan, 2.0],
+        "large": [1.0, -1e101, 2.0],
     }.items():
         (tmp_path / name).mkdir()
         stored = datasets.Dataset.from_dict({"image": images, "age": ages}, features=features)
         stored.to_parquet(tmp_path / name / "train.parquet")
 
     assert DataSet(str(tmp_path / "whole"), numbers=True).open("train").read_labels().tolist() == [1, 2, 4]
-    for name in ("none", "nan"):
-        with pytest.raises(DataError, match=r"1 of 3 rows of .* have no finite number") as caught:
+    for name in ("none", "nan", "large"):
+        with pytest.raises(
+            DataError, match=r"1 of 3 rows of .* have no finite number of up to 1e\+100"
+        ) as caught:
             DataSet(str(tmp_path / name), numbers=True).open("train")
         assert "row 1" in caught.value.where
 

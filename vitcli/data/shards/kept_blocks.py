@@ -5,7 +5,6 @@ those of the same data set do not, for a split that is larger than its room is b
 """
 
 import os
-import secrets
 import time
 from collections.abc import Callable, Hashable
 from hashlib import blake2b
@@ -14,7 +13,7 @@ from pathlib import Path
 import xxhash
 
 from vitcli.output import user_cache
-from vitcli.output.atomic import TEMPORARY
+from vitcli.output.atomic import temporary_beside
 
 FORMAT = 1
 CHECKSUM_BYTES = 16
@@ -50,7 +49,7 @@ def _read(path: Path) -> bytes | None:
 
 def _write(path: Path, content: bytes) -> None:
     """Write a block whole or not at all; after a power failure its checksum tells."""
-    temporary = path.with_name(f"{TEMPORARY}{path.name}-{secrets.token_hex(8)}")
+    temporary = temporary_beside(path)
     try:
         user_cache.make_cache_folder("shards")
         recently = time.time() - SPARED_S

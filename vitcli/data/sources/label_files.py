@@ -40,7 +40,7 @@ from vitcli.data.sources.label_values import (
 )
 from vitcli.data.sources.tables import SPLIT_WORDS, Tables, split_of, table_of
 from vitcli.errors import DataError, nearest, reason_of
-from vitcli.output.text import count_of, first_few
+from vitcli.output.text import count_of, first_few, is_text
 from vitcli.regular_files import MOST_BYTES, read_regular
 
 if TYPE_CHECKING:
@@ -366,11 +366,17 @@ def _rows_of_jsonl(path: Path) -> Iterator[LabelRow]:
             raise _unreadable(path, error, line=number) from error
         if not isinstance(values, dict):
             raise DataError(
-                f"a line of {path.name} is no JSON object",
+                f"a line of {path.name} is not a JSON object",
                 where=f"{path}, line {number}",
                 fix='write {"file_name": "1.jpg", "label": "cat"} on each line',
             )
         texts = {key: _text(value) for key, value in values.items() if not isinstance(value, dict)}
+        if not is_text(*texts, *texts.values()):
+            raise DataError(
+                f"a line of {path.name} holds half of a surrogate pair, which UTF-8 cannot express",
+                where=f"{path}, line {number}",
+                fix="write the characters themselves, in UTF-8, or both halves",
+            )
         columns = columns or list(texts)
         yield LabelRow(number, {column: texts.get(column, "") for column in columns})
 

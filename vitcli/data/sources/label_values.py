@@ -12,8 +12,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from vitcli.data.split import LARGEST_NUMBER
 from vitcli.errors import DataError
-from vitcli.output.text import count_of
+from vitcli.output.text import count_of, is_text
 
 HOT = {
     "1": True,
@@ -109,7 +110,7 @@ def number_in(label: LabelText) -> float:
     """Return the number that a label is.
 
     Raises:
-        DataError: it is none, or not a finite one.
+        DataError: it is none, not finite, or too large.
     """
     try:
         value = float(label.text)
@@ -121,9 +122,10 @@ def number_in(label: LabelText) -> float:
             where=label.place,
             fix=f"write {point}, with a point" if is_comma else "write a number, or remove the row",
         ) from error
-    if not math.isfinite(value):
+    if not abs(value) <= LARGEST_NUMBER:
+        kind = f"a number of up to {LARGEST_NUMBER:g}" if math.isfinite(value) else "a finite number"
         raise DataError(
-            f"{label.text!r} is not a finite number",
+            f"{label.text!r} is not {kind}",
             where=label.place,
             fix="write a number, or remove the row",
         )
@@ -182,10 +184,10 @@ def _json_list(label: LabelText) -> list | None:
             where=label.place,
             fix='write ["cat", "dog"], or cat|dog',
         ) from error
-    if all(isinstance(value, str | int) and str(value).strip() for value in values):
+    if all(isinstance(value, str | int) and str(value).strip() and is_text(str(value)) for value in values):
         return [str(value).strip() for value in values]
     raise DataError(
-        f"{label.text[:60]!r} holds something that is no name of a class",
+        f"{label.text[:60]!r} holds something that is not the name of a class",
         where=label.place,
         fix='write names: ["cat", "dog"]; an empty list for an image of no class',
     )

@@ -1,0 +1,123 @@
+"""The images that an export is compared on: those that are named, a gate's, the run's own, or the demo's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitcli.data import classes as data_classes
+from vitcli.data import demo
+from vitcli.data.dataset import DataSet
+from vitcli.data.image_files import find_images
+from vitcli.data.split import Split
+from vitcli.errors import VitError
+from vitcli.evaluation.regression import target_of
+from vitcli.evaluation.setup import open_eval_split
+from vitcli.evaluation.several_labels import several_labels_of
+from vitcli.export.calibration import evenly
+from vitcli.output import run_folder
+from vitcli.output.progress import Progress
+from vitcli.recipe.request import RecipeRequest
+from vitcli.weights.io import Weights
+
+NUM_IMAGES, MAX_IMAGES = 32, 256  # where none are named: for outputs that are equal in fp32, and for others
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images to compare two networks on.
+
+    Attributes:
+        are_held_out: by the run of the checkpoint: their labels count, and damaged ones are left out.
+    """
+
+    split: Split
+    are_held_out: bool = False
+
+    @property
+    def to_publish(self) -> Split:
+        """Return those that may go with a file: the run's own are its owner's, and nobody has named them."""
+        return of_the_demo().split if self.are_held_out else self.split
+
+
+def open_named(images: Sequence[str], progress: Progress) -> Images:
+    """Open files, folders and globs."""
+    files = find_images(images, where="--images")
+    for line in files.lines:
+        progress.note(line)
+    if len(files) > MAX_IMAGES:
+        progress.note(f"comparing on the first {MAX_IMAGES} of {len(files)} images")
+    return Images(files.part(0, min(MAX_IMAGES, len(files)), name=files.name))
+
+
+def open_images(weights: Weights, gate_split: Split | None, progress: Progress, *, precision: str) -> Images:
+    """Open images where none are named: the gate's, else those that the run held out, else the demo's."""
+    if gate_split:
+        return Images(evenly(gate_split, MAX_IMAGES))
+    try:
+        held_out = _open_held_out(weights)
+    except VitError as error:
+        progress.note(f"note: the images that the run held out cannot be compared on: {error.message}")
+        held_out = None
+    if not held_out:
+        return of_the_demo()
+    most = NUM_IMAGES if precision == "fp32" else MAX_IMAGES
+    return Images(evenly(held_out, most), are_held_out=True)
+
+
+def of_the_demo() -> Images:
+    return Images(DataSet("demo").open(f"test[:{NUM_IMAGES}]"))
+
+
+def open_labelled(dataset: str, split: str, weights: Weights) -> Split:
+    """Open the images of the gate, with labels in the order of the checkpoint's classes.
+
+    Args:
+        split: its name; "auto" is what `vit evaluate` scores by itself.
+
+    Raises:
+        VitError: the network has no accuracy: no head, several labels, or a number.
+        DataError: the data cannot be read, have no labels, or other classes.
+    """
+    arch = weights.architecture
+    kind = None
+    if not arch.num_classes:
+        kind = "no classifier"
+    elif target_of(weights.metadata):
+        kind = "a number instead of classes"
+    elif several_labels_of(weights.metadata, arch.num_classes):
+        kind = "several labels an image"
+    if kind:
+        raise VitError(
+            f"the gate compares accuracies; these weights have {kind}", where="--gate", fix="leave it out"
+        )
+    recipe = RecipeRequest(shorthands={"model.ckpt": weights.source, "data.dataset": dataset}).load(
+        command="evaluate"
+    )
+    return _in_order_of_classes(open_eval_split(recipe, split, weights), weights)
+
+
+def _open_held_out(weights: Weights) -> Split | None:
+    """Open the images that the run of these weights was scored on; None if they are not on this machine.
+
+    Raises:
+        VitError: they cannot be read, or have other classes.
+    """
+    folder = run_folder.folder_of(weights.source)
+    recipe, is_there = run_folder.recipe_of(folder) if folder else (None, False)
+    name = recipe.data.dataset if is_there else None
+    if not name or not (name in demo.SETS or Path(name).exists()):
+        return None
+    has_head = weights.architecture.num_classes > 0
+    opened = open_eval_split(recipe, "auto", weights, needs_labels=has_head)
+    has_classes = has_head and not (opened.has_numbers or opened.has_several_labels)
+    return _in_order_of_classes(opened, weights) if has_classes else opened
+
+
+def _in_order_of_classes(split: Split, weights: Weights) -> Split:
+    matched, _ = data_classes.match_class_names(
+        data_classes.spelled_as(split, weights.class_names),
+        weights.class_names,
+        num_classes=weights.architecture.num_classes,
+        ckpt=weights.source,
+    )
+    return matched
