@@ -1,0 +1,100 @@
+"""Files of a stranger that would take all memory or time: refused before either is spent.
+
+The bounds are those of the table in SECURITY.md. The slow tests run `vit` in a process whose address space is
+limited: to so many MB more than it has with its libraries.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import Outcome, run
+
+MOST_MB = 1_200  # of a process, with torch: the aim for every file of less
+LIMITED = """\
+import resource, sys
+{imports}
+from vitcli.cli import app
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + {megabytes} * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    app.main(sys.argv[1:])
+finally:
+    print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0], file=sys.stderr)
+"""
+needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+
+
+def vit_within(megabytes: int, *arguments: object, imports: str = "") -> tuple[Outcome, float]:
+    """Run a command that may take so many MB of addresses besides what its libraries have.
+
+    Returns:
+        How it ended, and the most memory that it had, in MB.
+    """
+    program = LIMITED.format(imports=imports, megabytes=megabytes)
+    words = [sys.executable, "-c", program, *map(str, arguments)]
+    # What each thread reserves without using it would count
+    environment = os.environ | {"MALLOC_ARENA_MAX": "1"}
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    *lines, peak_kb = ended.stderr.splitlines()
+    return Outcome(ended.returncode, ended.stdout, "\n".join(lines)), int(peak_kb) / 1024
+
+
+def check_refused(outcome: Outcome, code: int, *words: str) -> None:
+    lines = outcome.err.strip().splitlines()
+    assert outcome.code == code, outcome.err
+    assert [line.split(":")[0].strip() for line in lines[-3:]] == ["error", "where", "fix"]
+    assert all(word in outcome.err for word in words), outcome.err
+
+
+# recipes
+
+DOTS = "a." * 30_000 + "b = 1\n"  # of 60 KB: 4 GB in tomllib
+
+
+def test_a_recipe_of_long_keys_or_of_more_than_a_megabyte_is_refused_unparsed(tmp_path, in_ten_seconds):
+    recipe, folder = tmp_path / "mine.toml", tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text("{}")
+    for text, what in ((DOTS, "line 1 has 30,000 dots"), ("#" * 2**20 + "\n", "more than 1,048,576 bytes")):
+        recipe.write_text(text)
+        (folder / "recipe.toml").write_text(text)
+
+        check_refused(run("recipes", "check", recipe), 2, what, str(recipe))
+        check_refused(run("report", folder), 3, what, "recipe.toml")
+
+
+@needs_limits
+@pytest.mark.slow
+def test_the_longest_keys_that_a_recipe_may_have_take_little_memory(tmp_path):
+    lines = "".join(f"k{number}.{'a.' * 98}b = 1\n" for number in range(5_000))
+    (tmp_path / "mine.toml").write_text(lines[: 2**20].rpartition("\n")[0])
+    outcome, peak_mb = vit_within(700, "recipes", "check", tmp_path / "mine.toml")
+
+    assert outcome.code == 2 and "mistakes in recipe" in outcome.err
+    assert peak_mb < 700
+
+
+def test_of_many_mistakes_in_a_recipe_the_first_twenty_are_named_and_the_rest_counted(tmp_path):
+    unknown = "".join(f"k{number} = 1\n" for number in range(5_000))
+    choices = f"lr = {list(range(1, 200))}\n"
+    for text, count in (
+        (f"[optimizer]\n{unknown}", 5_000),
+        (unknown, 5_000),
+        (f"[optimizer]\n{choices}{unknown}", 5_000),
+    ):
+        (tmp_path / "mine.toml").write_text(text)
+        began_at = time.monotonic()
+        outcome = run("recipes", "check", tmp_path / "mine.toml")
+        elapsed_s = time.monotonic() - began_at
+
+        found = int(re.match(r"error: ([\d,]+) mistakes in", outcome.err)[1].replace(",", ""))
+        assert outcome.code == 2 and found > count
+        assert f"    and {found - 20:,} more\n" in outcome.err
+        assert outcome.err.count("      fix:   ") == 20 and outcome.err.count("\n") == 44
+        assert elapsed_s < 2  # of each a nearest name was looked for: 0.75 ms
