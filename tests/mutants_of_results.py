@@ -349,7 +349,7 @@ OF_RESULTS = {
             'not in ("", checksum_of(state, text))',
             'not in ("", metadata.get(CHECKSUM))',
         ),
-        "strides of 0 are unpacked": ("if not _is_whole(tensor)", "if False"),
+        "strides of 0 are unpacked": (") > num_bytes:", ") < 0:"),
         "a key twice": ("if len(dict(pairs)) < len(pairs):", "if False:"),
         "a header of any length": ("if length > min(path.stat().st_size, 100_000_000):", "if False:"),
     },

@@ -9,10 +9,16 @@ import re
 import subprocess
 import sys
 import time
+import zipfile
+from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import Outcome, run
+from vitcli.errors import WeightsError
+from vitcli.weights import files
+from vitcli.weights.io import read_weights
 
 MOST_MB = 1_200  # of a process, with torch: the aim for every file of less
 LIMITED = """\
@@ -98,3 +104,65 @@ def test_of_many_mistakes_in_a_recipe_the_first_twenty_are_named_and_the_rest_co
         assert f"    and {found - 20:,} more\n" in outcome.err
         assert outcome.err.count("      fix:   ") == 20 and outcome.err.count("\n") == 44
         assert elapsed_s < 2  # of each a nearest name was looked for: 0.75 ms
+
+
+# weights
+
+TORCH = "from vitcli import libraries; libraries.load(); import vitcli.weights.summary"
+
+
+def write_shared(path: Path, *, num_names: int) -> None:
+    """Write a .pth of 2 MB whose names all have the same numbers, of 16 bits."""
+    numbers = torch.zeros(2**20, dtype=torch.float16)
+    torch.save({f"t{name}": numbers for name in range(num_names)}, path)
+
+
+def write_pickled(path: Path, content: bytes, *, is_archive: bool) -> None:
+    """Write a .pth whose pickle is this, of an archive compressed: a thousandth of it."""
+    pickled = b"\x80\x02" + content + b"."
+    if not is_archive:
+        path.write_bytes(pickled)
+        return
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, member in (("data.pkl", pickled), ("version", b"3\n"), ("byteorder", b"little")):
+            archive.writestr(f"a/{name}", member)
+        archive.writestr("a/data/0", os.urandom(2**20), zipfile.ZIP_STORED)
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(WeightsError) as refused:
+        read_weights(str(path))
+    assert str(path) in refused.value.where
+    return refused.value.message
+
+
+def test_names_that_share_their_numbers_are_refused_before_these_are_copied(tmp_path, monkeypatch):
+    write_shared(tmp_path / "x.pth", num_names=50)
+    monkeypatch.setattr(torch.Tensor, "float", lambda tensor: pytest.fail("converted"))
+
+    assert "claim 104,857,600 bytes, more than the 2,09" in refusal(tmp_path / "x.pth")
+
+
+@pytest.mark.parametrize("is_archive", [True, False])
+def test_a_pickle_of_many_objects_is_refused(tmp_path, monkeypatch, is_archive):
+    monkeypatch.setattr(files, "MOST_PICKLED_BYTES", 2**16)
+    write_pickled(tmp_path / "x.pth", b"]" * 2**16, is_archive=is_archive)
+
+    assert ("data.pkl has 65,539 bytes" if is_archive else "begins with more than 65,536") in refusal(
+        tmp_path / "x.pth"
+    )
+
+
+@needs_limits
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["shared", "pickle", "old pickle"])
+def test_what_pickles_may_claim_takes_little_memory(tmp_path, kind):
+    path = tmp_path / "x.pth"
+    if kind == "shared":
+        write_shared(path, num_names=5_000)
+    else:
+        write_pickled(path, b"]" * 2**23, is_archive=kind == "pickle")
+    outcome, peak_mb = vit_within(500, "inspect", "--ckpt", path, "--summary", imports=TORCH)
+
+    check_refused(outcome, 4, str(path))
+    assert peak_mb < MOST_MB

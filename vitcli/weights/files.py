@@ -4,6 +4,7 @@ Files are untrusted: never unpickle, bound decompression, reject duplicate JSON 
 exception into a WeightsError. describe.py finds out what the tensors are.
 """
 
+import io
 import json
 import math
 import warnings
@@ -30,7 +31,8 @@ from vitcli.weights.huggingface import from_huggingface, is_huggingface
 from vitcli.weights.jax import from_official, is_official
 from vitcli.weights.names import FORMATS, INDEX
 
-MAX_EXPANSION = 100  # trained weights hardly compress; an archive that grows more than this is a bomb
+MAX_EXPANSION = 10  # trained weights hardly compress; an archive that grows more than this is a bomb
+MOST_PICKLED_BYTES = 2**20  # names and shapes of 7,000 tensors; as objects they may take 60 times that
 # Averaged weights first, as in timm; I-JEPA's are its "encoder"
 NESTED = ("state_dict_ema", "model_ema", "state_dict", "model", "encoder")
 MOST_TENSORS = 100_000
@@ -238,16 +240,16 @@ def _read_npz(path: Path, values: bool) -> StoredTensors:
 
 
 def _read_pth(path: Path, values: bool) -> StoredTensors:
-    with as_weights_error("the file"):
-        if zipfile.is_zipfile(path):
-            _check_growth(path, sum(member.file_size for member in zipfile.ZipFile(path).infolist()))
+    with as_weights_error("the file"), _FewPickledBytes(io.FileIO(path)) as file:
+        is_archive = zipfile.is_zipfile(path)
+        num_bytes = _check_pth_archive(path) if is_archive else path.stat().st_size
+        # A mapped file is read where its numbers are used; archives of torch < 1.6 cannot be mapped.
+        source, is_mapped = (path, not values) if is_archive else (file, False)
         try:
             with warnings.catch_warnings(action="ignore"):  # torch warns about files that it then refuses
-                # A mapped file is read where its numbers are used; archives of torch < 1.6 cannot be mapped.
-                is_mapped = not values and zipfile.is_zipfile(path)
-                loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
+                loaded = torch.load(source, map_location="cpu", weights_only=True, mmap=is_mapped)
         except Exception as error:
-            if is_out_of_memory(error):
+            if isinstance(error, VitError) or is_out_of_memory(error):
                 raise
             fix = "ask its author for a .safetensors file, or save the bare state dict with torch.save"
             message = "the file is broken, or holds more than tensors and so could run code; nothing was run"
@@ -256,16 +258,46 @@ def _read_pth(path: Path, values: bool) -> StoredTensors:
     state = next(nested, loaded)
     if not isinstance(state, dict) or not state or not all(isinstance(t, Tensor) for t in state.values()):
         raise file_error("the file holds no state dict")
-    if broken := [str(name) for name, tensor in state.items() if not _is_whole(tensor)]:
-        raise file_error(f"{first_few(broken)} claims more numbers than are stored")
+    if odd := [str(name) for name, t in state.items() if t.layout != torch.strided or t.is_quantized]:
+        raise file_error(f"{first_few(odd)} is not a dense tensor of plain numbers")
+    # Strides of 0 make terabytes of one number, and many names may share one storage
+    if (claimed := sum(tensor.numel() * tensor.element_size() for tensor in state.values())) > num_bytes:
+        raise file_error(f"its tensors claim {claimed:,} bytes, more than the {num_bytes:,} that are stored")
     state = _unwrap(state if values else {name: tensor.to("meta") for name, tensor in state.items()})
     return StoredTensors(state, _spelling(state), {})
 
 
-def _is_whole(tensor: Tensor) -> bool:
-    """Return True if each number of a tensor is stored; strides of 0 make terabytes of one."""
-    is_plain = tensor.layout == torch.strided and not tensor.is_quantized
-    return is_plain and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+def _check_pth_archive(path: Path) -> int:
+    """Return the bytes of all members of a .pth; refuse one that grows, or whose pickle is large."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    for member in members:
+        if member.filename.lower().endswith("data.pkl") and member.file_size > MOST_PICKLED_BYTES:
+            what = f"{member.filename} has {member.file_size:,} bytes"
+            raise file_error(f"{what}, more than the names and shapes of any network")
+    _check_growth(path, total := sum(member.file_size for member in members))
+    return total
+
+
+class _FewPickledBytes(io.BufferedReader):
+    """A file of torch < 1.6, which begins with pickles: these may take memory 60 times their size.
+
+    torch reads pickles by these two methods, and the numbers behind them by the file descriptor.
+    """
+
+    num_pickled = 0
+
+    def read(self, size: int = -1) -> bytes:
+        return self._counted(super().read(size))
+
+    def readline(self, size: int | None = -1) -> bytes:
+        return self._counted(super().readline(size))
+
+    def _counted(self, content: bytes) -> bytes:
+        self.num_pickled += len(content)
+        if self.num_pickled > MOST_PICKLED_BYTES:
+            raise file_error(f"it begins with more than {MOST_PICKLED_BYTES:,} bytes that are no numbers")
+        return content
 
 
 def _spelling(state: dict[str, Tensor]) -> str:
