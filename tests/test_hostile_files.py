@@ -129,6 +129,26 @@ def write_pickled(path: Path, content: bytes, *, is_archive: bool) -> None:
         archive.writestr("a/data/0", os.urandom(2**20), zipfile.ZIP_STORED)
 
 
+NO_NUMBERS = b':{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+EMPTY_LISTS = b"[[]]," * 660_000 + b"0]"
+HEADERS = {  # each as large as it may be
+    "tensors": lambda: b",".join(b'"%x"%b' % (number, NO_NUMBERS) for number in range(550_000)),
+    "lists": lambda: b'"t":[' + EMPTY_LISTS,
+    "texts": lambda: metadata(b",".join(b'"%x":"a"' % number for number in range(1_900_000))),
+    "wide text": lambda: metadata(b'"x":"\xf0\x9f\x98\x80' + b"a" * 33_000_000 + b'"'),
+    "text of lists": lambda: metadata(b'"vit":"[' + EMPTY_LISTS + b'"'),
+}
+
+
+def metadata(content: bytes) -> bytes:
+    return b'"__metadata__":{' + content + b'},"t"' + NO_NUMBERS
+
+
+def write_header(path: Path, content: bytes) -> None:
+    """Write a .safetensors file without numbers."""
+    path.write_bytes((len(content) + 2).to_bytes(8, "little") + b"{" + content + b"}")
+
+
 def refusal(path: Path) -> str:
     with pytest.raises(WeightsError) as refused:
         read_weights(str(path))
@@ -165,4 +185,24 @@ def test_what_pickles_may_claim_takes_little_memory(tmp_path, kind):
     outcome, peak_mb = vit_within(500, "inspect", "--ckpt", path, "--summary", imports=TORCH)
 
     check_refused(outcome, 4, str(path))
+    assert peak_mb < MOST_MB
+
+
+def test_a_header_of_many_tensors_is_refused_unparsed(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "parse_json", lambda *_, **__: pytest.fail("parsed"))
+    write_header(tmp_path / "x.safetensors", b",".join([b'"a"' + NO_NUMBERS] * 10_001))
+
+    assert "tensors, more than any network has" in refusal(tmp_path / "x.safetensors")
+
+
+@needs_limits
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HEADERS)
+def test_whatever_a_header_claims_takes_little_memory(tmp_path, kind):
+    write_header(tmp_path / "x.safetensors", HEADERS[kind]())
+    outcome, peak_mb = vit_within(
+        700, "inspect", "--ckpt", tmp_path / "x.safetensors", "--summary", imports=TORCH
+    )
+
+    assert outcome.code == 4 and "Traceback" not in outcome.err, outcome.err
     assert peak_mb < MOST_MB

@@ -24,7 +24,7 @@ from torch import Tensor
 from vitcli.errors import MachineError, VitError, WeightsError, is_out_of_memory, reason_of
 from vitcli.output.atomic import load_json
 from vitcli.output.text import first_few
-from vitcli.regular_files import open_regular
+from vitcli.regular_files import open_regular, parse_json
 from vitcli.weights import adapters
 from vitcli.weights.download import shard_names
 from vitcli.weights.huggingface import from_huggingface, is_huggingface
@@ -35,7 +35,8 @@ MAX_EXPANSION = 10  # trained weights hardly compress; an archive that grows mor
 MOST_PICKLED_BYTES = 2**20  # names and shapes of 7,000 tensors; as objects they may take 60 times that
 # Averaged weights first, as in timm; I-JEPA's are its "encoder"
 NESTED = ("state_dict_ema", "model_ema", "state_dict", "model", "encoder")
-MOST_TENSORS = 100_000
+MOST_TENSORS, MOST_KEYS = 10_000, 100_000  # of a network, and of an object in JSON
+MOST_HEADER_BYTES = 2**25  # our metadata of images and features may take 20 MB
 # Names of types in safetensors, in ascending order of its layout.
 DTYPES = {torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.float16: "F16",
           torch.bfloat16: "BF16", torch.int32: "I32", torch.float32: "F32", torch.float64: "F64",
@@ -194,15 +195,18 @@ def _read_safetensors(path: Path, values: bool) -> StoredTensors:
     with as_weights_error("the safetensors file"):
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if length > min(path.stat().st_size, 100_000_000):
-                raise file_error("the header is longer than the file or than 100 MB")
-            header = json.loads(file.read(length), object_pairs_hook=no_repeated_keys)
-            if len(header) > MOST_TENSORS:
-                raise file_error(f"the header names {len(header):,} tensors, more than any network has")
+            if length > min(path.stat().st_size, MOST_HEADER_BYTES):
+                most = f"{MOST_HEADER_BYTES:,} bytes"
+                raise file_error(f"the header is longer than the file or than {most}")
+            header = file.read(length)
+            # One brace for each tensor: to be counted before it is parsed
+            if (count := header.count(b"{")) > MOST_TENSORS:
+                raise file_error(f"the header names about {count:,} tensors, more than any network has")
+            parse_json(header, object_pairs_hook=no_repeated_keys)
         with safe_open(path, framework="pt") as opened:
             metadata = opened.metadata() or {}
             text = metadata.get("vit", "{}")
-            stored = json.loads(text, object_pairs_hook=no_repeated_keys)
+            stored = parse_json(text, object_pairs_hook=no_repeated_keys)
             read = opened.get_tensor if values else lambda name: _empty(opened.get_slice(name))
             state = {name: read(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
         if values and metadata.get(CHECKSUM, "") not in ("", checksum_of(state, text)):
@@ -347,6 +351,8 @@ def _check_growth(path: Path, num_bytes: int) -> None:
 
 
 def no_repeated_keys(pairs: list[tuple]) -> dict:
+    if len(pairs) > MOST_KEYS:
+        raise file_error(f"a JSON object has {len(pairs):,} keys, more than {MOST_KEYS:,}")
     if len(dict(pairs)) < len(pairs):
         raise file_error("a JSON key is stored twice")
     return dict(pairs)
