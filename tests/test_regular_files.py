@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from vitcli.regular_files import MOST_BYTES, open_regular, read_regular
+from vitcli.regular_files import MOST_BYTES, MOST_VALUES, open_regular, parse_json, read_regular
 
 
 @pytest.fixture(params=["pipe", "endless", "folder", "huge", "itself", "nothing"])
@@ -58,3 +58,21 @@ def test_a_small_file_is_read_with_little_memory(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
+
+
+def test_json_of_more_values_than_any_file_of_settings_is_refused_unparsed(monkeypatch):
+    monkeypatch.setattr("json.loads", lambda *_, **__: pytest.fail("parsed"))
+    for unit, marks in (("[[]],", 3), ('{"":{}},', 3), ("-9,", 1)):
+        text = f"[{unit * (MOST_VALUES // marks + 1)}0]"
+
+        for spelled in (text, text.encode()):
+            with pytest.raises(ValueError, match="more than 2,000,000 values"):
+                parse_json(spelled)
+
+
+def test_json_is_parsed_as_json_does_and_too_deep_is_no_bug():
+    assert parse_json(b'{"a": [1, 2.5, "x"]}') == {"a": [1, 2.5, "x"]}
+    assert parse_json("[1]", parse_int=str) == ["1"]
+    for wrong in ("[" * 100_000, b"{", ""):
+        with pytest.raises(ValueError):
+            parse_json(wrong)

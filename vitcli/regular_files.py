@@ -1,12 +1,14 @@
 """Files of anyone, read without waiting for a pipe, and without filling the memory."""
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-MOST_TEXT_BYTES = 2**28  # of a file of settings or results
+MOST_TEXT_BYTES = 2**26  # of a file of settings or results; as text it may take four times that
+MOST_VALUES = 2_000_000  # of JSON: each takes up to 100 bytes
 MOST_BYTES = 2**30  # of an image, or of a table of labels
 HARD_LINK = "a hard link"
 
@@ -61,3 +63,21 @@ def read_regular(path: str | Path, most: int = MOST_TEXT_BYTES) -> bytes:
         if len(content) > most or os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
     return content
+
+
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """Return the value of JSON from whomever it is.
+
+    Args:
+        options: of `json.loads`.
+
+    Raises:
+        ValueError: it is not JSON, has more than `MOST_VALUES` values, or is nested too deeply.
+    """
+    marks = (b"[", b"{", b",") if isinstance(text, bytes) else ("[", "{", ",")
+    if sum(map(text.count, marks)) > MOST_VALUES:
+        raise ValueError(f"it has more than {MOST_VALUES:,} values")
+    try:
+        return json.loads(text, **options)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error

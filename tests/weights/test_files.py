@@ -253,7 +253,10 @@ def test_a_tensor_of_more_numbers_than_are_stored_is_refused(tmp_path):
     endless = torch.zeros(1).expand(10**6, 10**6)
     torch.save({"head.weight": endless}, tmp_path / "x.pth")
 
-    assert "claims more numbers than are stored" in refusal(tmp_path / "x.pth").message
+    assert "claim 4,000,000,000,000 bytes, more than the " in refusal(tmp_path / "x.pth").message
+
+    torch.save({"head.weight": torch.zeros(3).to_sparse()}, tmp_path / "x.pth")
+    assert "head.weight is not a dense tensor" in refusal(tmp_path / "x.pth").message
 
 
 def test_a_header_of_a_million_tensors_is_refused(tmp_path):

@@ -459,5 +459,17 @@ def test_memory_that_runs_out_is_not_the_fault_of_the_file(suffix, tmp_path, mon
 
     for place in ("vitcli.weights.files.safe_open", "torch.load", "numpy.load"):
         monkeypatch.setattr(place, none_left)
-    ended = run("inspect", "--ckpt", path, "--summary", "--json")
+    check_is_of_the_machine(path)
+
+
+def test_memory_that_runs_out_while_a_network_is_built_is_not_the_fault_of_its_description(monkeypatch):
+    def none_left(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes")
+
+    monkeypatch.setattr("timm.create_model", none_left)
+    check_is_of_the_machine("demo")
+
+
+def check_is_of_the_machine(ckpt: object) -> None:
+    ended = run("inspect", "--ckpt", ckpt, "--summary", "--json")
     assert ended.code == 5 and ended.json["error"]["message"] == "out of memory", ended.out

@@ -7,7 +7,6 @@ file names from ILSVRC2012_val_00000001.JPEG on (Beyer et al., arXiv 2006.07159)
 import gzip
 import importlib.util
 import io
-import json
 import re
 import zlib
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 from vitcli.data.columns import PATHS
 from vitcli.data.split import Split
 from vitcli.errors import DataError, MachineError, nearest
-from vitcli.regular_files import MOST_TEXT_BYTES, read_regular
+from vitcli.regular_files import MOST_TEXT_BYTES, parse_json, read_regular
 
 FILE_NAME = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
 INDEX = "index"  # column searched for by default
@@ -47,11 +46,11 @@ def read_real(path: str) -> list[list[int]]:
             content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MOST_TEXT_BYTES + 1)
         if len(content) > MOST_TEXT_BYTES:
             raise ValueError(f"it unpacks to more than {MOST_TEXT_BYTES:,} bytes")
-        lists = json.loads(content)
+        lists = parse_json(content)
     except FileNotFoundError as error:
         fix = "--real without a file takes timm's copy of the published labels"
         raise DataError(f"there is no file {path}", where="--real", fix=fix) from error
-    except (gzip.BadGzipFile, zlib.error, EOFError, RecursionError, ValueError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:
         problem = f"{path} is damaged or not JSON: {error}"
         raise DataError(problem, where="--real", fix="download it again") from error
     except OSError as error:

@@ -6,7 +6,6 @@ Draws are named by the seed they are drawn with and by k, the number of shots: {
 N training rows, T test rows, D features, K classes.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +16,9 @@ import numpy as np
 
 from vitcli.errors import DataError
 from vitcli.features import classifiers, least_squares
-from vitcli.regular_files import read_regular
+from vitcli.regular_files import parse_json, read_regular
 
 SWEEP = tuple(2.0**power for power in range(-10, 20))  # l2 of the authors' older configurations
-MOST_BYTES = 64 * 2**20  # of a file of draws; 1000 classes x 25 shots x 3 seeds take 1 MB
 Draws = dict[int, dict[int, np.ndarray]]
 
 
@@ -61,11 +59,11 @@ def read_draws(file: str, labels_N: np.ndarray, class_names: list[str]) -> Draws
     """
     # The file is untrusted: JSON of a bounded size.
     try:
-        seeds = json.loads(read_regular(file, MOST_BYTES))
+        seeds = parse_json(read_regular(file))
     except OSError as error:
         problem = f"{file} cannot be read: {error.strerror}"
         raise DataError(problem, where="--draws", fix="check the path") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _format_error(f"is not JSON: {error}", file) from error
 
     # {"seed": {"shots": [rows]}}, every key a whole number and each draw once ("1" and "01" are equal).

@@ -17,7 +17,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from vitcli.errors import VitError, nearest
+from vitcli.errors import VitError, is_out_of_memory, nearest
 from vitcli.models import pos_embed
 from vitcli.models.architecture import GAP, Architecture
 from vitcli.models.attention import choose_attention
@@ -275,6 +275,8 @@ def resampled_by_timm(arch: Architecture, state: dict[str, Tensor]) -> dict[str,
         with warnings.catch_warnings(action="ignore"):  # of torch, about how timm indexes
             model = timm.create_model(arch.timm_name, pretrained=True, pretrained_cfg_overlay=source, **args)
     except (TypeError, ValueError, AssertionError, RuntimeError, KeyError, AttributeError) as error:
+        if is_out_of_memory(error):
+            raise
         height, width = arch.image_size
         raise VitError(
             f"timm cannot resample {arch.timm_name} to {height}x{width} pixels: "
@@ -303,6 +305,8 @@ def _network(
     try:
         model = timm.create_model(arch.timm_name, pretrained=False, **args)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise VitError(
             f"timm cannot build {arch.name}: {(str(error).splitlines() or ['no reason given'])[0][:200]}",
             where=", ".join(f"{key}={value}" for key, value in args.items()),

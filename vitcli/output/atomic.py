@@ -17,7 +17,7 @@ from typing import Any
 
 from vitcli.errors import MachineError, VitError
 from vitcli.output.text import bytes_text, json_of
-from vitcli.regular_files import open_regular, read_regular
+from vitcli.regular_files import open_regular, parse_json, read_regular
 
 TEMPORARY = ".tmp-"  # prefix of every file and folder that is not complete yet
 DEBRIS_AGE_S = 3600.0  # after which what a killed process left half deleted or half written is deleted
@@ -94,12 +94,9 @@ def load_json(path: Path, **options: Any) -> Any:
 
     Raises:
         OSError: as `read_regular`.
-        ValueError: it is not JSON, or nested too deeply.
+        ValueError: as `parse_json`.
     """
-    try:
-        return json.loads(read_regular(path), **options)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+    return parse_json(read_regular(path), **options)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from vitcli.recipe.catalog import available, dataset_aliases, find, find_file, l
 from vitcli.recipe.schema import KEYS, OPTIONAL_SECTIONS, SECTIONS, TRAINING_SECTIONS, Recipe, accepts_none
 from vitcli.recipe.sweep import check_with_choices, settled, trials
 from vitcli.recipe.toml import differences, flat, nested, to_toml, typed_value
-from vitcli.recipe.validation import Problem, is_overridden, report, unknown
+from vitcli.recipe.validation import MOST_MISTAKES, SEE_SCHEMA, Problem, is_overridden, report, unknown
 
 __all__ = [
     "SHORTHANDS", "Recipe", "available", "catalog", "check_names_ckpt", "dataset_aliases",
@@ -246,8 +246,10 @@ def _flat_table(table: dict[str, Any], source: str, mistakes: list[Problem]) -> 
             values |= {f"{section}.{key}": value for key, value in keys.items()}
         elif section in SECTIONS:
             mistakes.append(Problem(f"{section} is a section", source, f"write [{section}] above its keys"))
-        else:
+        elif len(mistakes) < MOST_MISTAKES:
             mistakes.append(unknown(section, source))
+        else:  # only counted
+            mistakes.append(Problem(section, source, SEE_SCHEMA))
     return values
 
 

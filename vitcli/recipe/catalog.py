@@ -1,14 +1,13 @@
 """Shipped files: recipes, data set aliases, class maps, studies and the rows of the paper's tables."""
 
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from vitcli.errors import MachineError, VitError, nearest
-from vitcli.regular_files import read_regular
+from vitcli.recipe import toml
 
 HOMES = (Path(__file__).parent / "shipped", Path(__file__).parents[2] / "recipes")  # of a wheel, a checkout
 # Files and folders among the recipes that are no recipes.
@@ -139,16 +138,13 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Parse a TOML file; VitError or MachineError if it cannot be read."""
     text = ""
     try:
-        text = read_regular(path).decode("utf-8-sig")
-        return tomllib.loads(text)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # also a number of 5,000 digits
+        text = toml.read_text(path)
+        return toml.parse(text)
+    except ValueError as error:
         raise VitError(
-            f"not TOML: {error}",
+            str(error),
             where=f"{path}{_broken_line(text, error)}",
-            fix="quote strings; write numbers, true and false without",
+            fix="quote strings; write numbers, true and false without; long lists on several lines",
         ) from error
     except OSError as error:
         raise MachineError(

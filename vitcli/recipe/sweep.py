@@ -7,7 +7,7 @@ from typing import Any
 
 from vitcli.recipe.schema import KEYS, Recipe, takes_list
 from vitcli.recipe.toml import flat, nested, toml_value
-from vitcli.recipe.validation import FIXED_IN_A_CHOICE, Problem, check
+from vitcli.recipe.validation import FIXED_IN_A_CHOICE, MOST_MISTAKES, Problem, check
 
 MOST_TRIALS = 256
 Choice = dict[str, Any]  # one value for each key that lists several
@@ -34,6 +34,8 @@ def check_with_choices(
     checked: dict[str, list[Any]] = {}
     for key, items in lists.items():
         for number, item in enumerate(items, 1):
+            if len(problems) > MOST_MISTAKES:  # more would not be named, and may take minutes
+                return None, problems
             recipe, item_problems = check_one(first | {key: item})
             problems += [_about_item(problem, key, number, items) for problem in item_problems]
             if recipe:

@@ -1,12 +1,50 @@
 """Recipes and other TOML files as text: flatten, compare and write them, and parse single values."""
 
+import errno
 import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from vitcli.recipe.schema import KEYS, Recipe, Section, is_text, table_in
+from vitcli.regular_files import read_regular
+
+MOST_BYTES = 2**20  # of a file
+MOST_DOTS = 100  # in a line: tomllib takes memory by the square of the parts of a key
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a TOML file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it has more bytes than any recipe, or is not UTF-8.
+    """
+    try:
+        return read_regular(path, MOST_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not TOML: {error}") from error
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise ValueError(error.strerror) from error
+        raise
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Return the tables of TOML, from whomever it is.
+
+    Raises:
+        ValueError: it is not TOML, or a line of it could take much memory.
+    """
+    for number, line in enumerate(text.split("\n"), start=1):
+        if (dots := line.count(".")) > MOST_DOTS:
+            raise ValueError(f"line {number} has {dots:,} dots, more than {MOST_DOTS}")
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also a number of 5,000 digits
+        raise ValueError(f"not TOML: {error}") from error
 
 
 def flat(model: Section) -> dict[str, Any]:

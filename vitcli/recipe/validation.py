@@ -15,6 +15,7 @@ from vitcli.recipe.schema import KEYS, ONE_OF, OTHER, SECTIONS, TRAINING_SECTION
 from vitcli.recipe.toml import nested, toml_value
 
 SEE_SCHEMA = "vit recipes schema lists every key with its meaning"
+MOST_MISTAKES = 20  # that are told one by one
 KINDS = dict(float="a number", int="a whole number", bool="true or false", string="a string", tuple="a list")
 Checked = TypeVar("Checked", bound=Section)
 Path = list[str | int]  # of a value in a file: keys, and positions in lists
@@ -48,17 +49,19 @@ def validate(
 
     Returns:
         The model, None where there are problems; and every problem, unknown keys with the nearest known one.
+        Those after the first `MOST_MISTAKES`, which `report` counts alone, are in pydantic's words.
     """
     try:
         return model.model_validate(table), []
     except ValidationError as refusal:
-        errors = refusal.errors()
+        errors = refusal.errors(include_url=False)
     # Pydantic calls a list with a wrong item too short as well.
     errors = [error for error in errors if error["type"] != "too_short" or not error["input"]]
-    return None, [
+    problems = [
         _translated(model, error, noun, see, sources.get(".".join(map(str, error["loc"][:2])), file))
-        for error in errors
+        for error in errors[:MOST_MISTAKES]
     ]
+    return None, problems + [Problem(error["msg"], file, see) for error in errors[MOST_MISTAKES:]]
 
 
 def check(
@@ -85,7 +88,7 @@ def check(
 
 
 def report(problems: Sequence[Problem], file: str, *, see: str = SEE_SCHEMA) -> VitError:
-    """Return one error for all problems; a single one stays as it is.
+    """Return one error for all problems, of which it names the first `MOST_MISTAKES`; one stays as it is.
 
     Args:
         file: what they are in: "recipe finetune/cifar10".
@@ -93,11 +96,13 @@ def report(problems: Sequence[Problem], file: str, *, see: str = SEE_SCHEMA) -> 
     """
     if len(problems) == 1:
         return VitError(problems[0].what, where=problems[0].where, fix=problems[0].fix)
-    places = dict.fromkeys(problem.where for problem in problems)
+    named, rest = problems[:MOST_MISTAKES], len(problems[MOST_MISTAKES:])
+    places = dict.fromkeys(problem.where for problem in named)
     where = "      where: {}\n" if len(places) > 1 else ""  # one place is named once, below
-    lines = [f"    {p.what}\n{where.format(p.where)}      fix:   {p.fix}" for p in problems]
+    lines = [f"    {p.what}\n{where.format(p.where)}      fix:   {p.fix}" for p in named]
+    lines += [f"    and {rest:,} more"] * (rest > 0)
     return VitError(
-        "\n".join([f"{len(problems)} mistakes in {file}", *lines]),
+        "\n".join([f"{len(problems):,} mistakes in {file}", *lines]),
         where=", ".join(places) if len(places) < 3 else f"{len(places)} files and options, named above",
         fix=see,
     )

@@ -1,7 +1,6 @@
 """Find run folders and read their files, which may be truncated or untrusted."""
 
 import os
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from vitcli.errors import DataError, VitError
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, unreadable
 from vitcli.output.run_folder import ARMS, AVERAGED, FOLDS, REPEATS
-from vitcli.regular_files import read_regular
+from vitcli.recipe import toml
 
 EVALUATION = "evaluation.json"
 INNER = {ARMS, REPEATS, FOLDS, AVERAGED, "checkpoints", "figures"}
@@ -73,10 +72,10 @@ def read_recipe(folder: Path) -> dict[str, Any]:
     """Read the recipe of a run by flat keys, {"optimizer.lr": 0.03}; empty if there is none."""
     path = folder / run_folder.RECIPE
     try:
-        sections = tomllib.loads(read_regular(path).decode())
+        sections = toml.parse(toml.read_text(path))
     except FileNotFoundError:
         return {}
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         fix = "write the recipe again, or leave the folder out"
         raise DataError(f"recipe.toml is damaged: {error}", where=str(path), fix=fix) from error
     except OSError as error:

@@ -4,6 +4,7 @@ Files are untrusted: never unpickle, bound decompression, reject duplicate JSON 
 exception into a WeightsError. describe.py finds out what the tensors are.
 """
 
+import io
 import json
 import math
 import warnings
@@ -23,17 +24,19 @@ from torch import Tensor
 from vitcli.errors import MachineError, VitError, WeightsError, is_out_of_memory, reason_of
 from vitcli.output.atomic import load_json
 from vitcli.output.text import first_few
-from vitcli.regular_files import open_regular
+from vitcli.regular_files import open_regular, parse_json
 from vitcli.weights import adapters
 from vitcli.weights.download import shard_names
 from vitcli.weights.huggingface import from_huggingface, is_huggingface
 from vitcli.weights.jax import from_official, is_official
 from vitcli.weights.names import FORMATS, INDEX
 
-MAX_EXPANSION = 100  # trained weights hardly compress; an archive that grows more than this is a bomb
+MAX_EXPANSION = 10  # trained weights hardly compress; an archive that grows more than this is a bomb
+MOST_PICKLED_BYTES = 2**20  # names and shapes of 7,000 tensors; as objects they may take 60 times that
 # Averaged weights first, as in timm; I-JEPA's are its "encoder"
 NESTED = ("state_dict_ema", "model_ema", "state_dict", "model", "encoder")
-MOST_TENSORS = 100_000
+MOST_TENSORS, MOST_KEYS = 10_000, 100_000  # of a network, and of an object in JSON
+MOST_HEADER_BYTES = 2**25  # our metadata of images and features may take 20 MB
 # Names of types in safetensors, in ascending order of its layout.
 DTYPES = {torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.float16: "F16",
           torch.bfloat16: "BF16", torch.int32: "I32", torch.float32: "F32", torch.float64: "F64",
@@ -192,15 +195,18 @@ def _read_safetensors(path: Path, values: bool) -> StoredTensors:
     with as_weights_error("the safetensors file"):
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if length > min(path.stat().st_size, 100_000_000):
-                raise file_error("the header is longer than the file or than 100 MB")
-            header = json.loads(file.read(length), object_pairs_hook=no_repeated_keys)
-            if len(header) > MOST_TENSORS:
-                raise file_error(f"the header names {len(header):,} tensors, more than any network has")
+            if length > min(path.stat().st_size, MOST_HEADER_BYTES):
+                most = f"{MOST_HEADER_BYTES:,} bytes"
+                raise file_error(f"the header is longer than the file or than {most}")
+            header = file.read(length)
+            # One brace for each tensor: to be counted before it is parsed
+            if (count := header.count(b"{")) > MOST_TENSORS:
+                raise file_error(f"the header names about {count:,} tensors, more than any network has")
+            parse_json(header, object_pairs_hook=no_repeated_keys)
         with safe_open(path, framework="pt") as opened:
             metadata = opened.metadata() or {}
             text = metadata.get("vit", "{}")
-            stored = json.loads(text, object_pairs_hook=no_repeated_keys)
+            stored = parse_json(text, object_pairs_hook=no_repeated_keys)
             read = opened.get_tensor if values else lambda name: _empty(opened.get_slice(name))
             state = {name: read(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
         if values and metadata.get(CHECKSUM, "") not in ("", checksum_of(state, text)):
@@ -238,16 +244,16 @@ def _read_npz(path: Path, values: bool) -> StoredTensors:
 
 
 def _read_pth(path: Path, values: bool) -> StoredTensors:
-    with as_weights_error("the file"):
-        if zipfile.is_zipfile(path):
-            _check_growth(path, sum(member.file_size for member in zipfile.ZipFile(path).infolist()))
+    with as_weights_error("the file"), _FewPickledBytes(io.FileIO(path)) as file:
+        is_archive = zipfile.is_zipfile(path)
+        num_bytes = _check_pth_archive(path) if is_archive else path.stat().st_size
+        # A mapped file is read where its numbers are used; archives of torch < 1.6 cannot be mapped.
+        source, is_mapped = (path, not values) if is_archive else (file, False)
         try:
             with warnings.catch_warnings(action="ignore"):  # torch warns about files that it then refuses
-                # A mapped file is read where its numbers are used; archives of torch < 1.6 cannot be mapped.
-                is_mapped = not values and zipfile.is_zipfile(path)
-                loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
+                loaded = torch.load(source, map_location="cpu", weights_only=True, mmap=is_mapped)
         except Exception as error:
-            if is_out_of_memory(error):
+            if isinstance(error, VitError) or is_out_of_memory(error):
                 raise
             fix = "ask its author for a .safetensors file, or save the bare state dict with torch.save"
             message = "the file is broken, or holds more than tensors and so could run code; nothing was run"
@@ -256,16 +262,46 @@ def _read_pth(path: Path, values: bool) -> StoredTensors:
     state = next(nested, loaded)
     if not isinstance(state, dict) or not state or not all(isinstance(t, Tensor) for t in state.values()):
         raise file_error("the file holds no state dict")
-    if broken := [str(name) for name, tensor in state.items() if not _is_whole(tensor)]:
-        raise file_error(f"{first_few(broken)} claims more numbers than are stored")
+    if odd := [str(name) for name, t in state.items() if t.layout != torch.strided or t.is_quantized]:
+        raise file_error(f"{first_few(odd)} is not a dense tensor of plain numbers")
+    # Strides of 0 make terabytes of one number, and many names may share one storage
+    if (claimed := sum(tensor.numel() * tensor.element_size() for tensor in state.values())) > num_bytes:
+        raise file_error(f"its tensors claim {claimed:,} bytes, more than the {num_bytes:,} that are stored")
     state = _unwrap(state if values else {name: tensor.to("meta") for name, tensor in state.items()})
     return StoredTensors(state, _spelling(state), {})
 
 
-def _is_whole(tensor: Tensor) -> bool:
-    """Return True if each number of a tensor is stored; strides of 0 make terabytes of one."""
-    is_plain = tensor.layout == torch.strided and not tensor.is_quantized
-    return is_plain and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+def _check_pth_archive(path: Path) -> int:
+    """Return the bytes of all members of a .pth; refuse one that grows, or whose pickle is large."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    for member in members:
+        if member.filename.lower().endswith("data.pkl") and member.file_size > MOST_PICKLED_BYTES:
+            what = f"{member.filename} has {member.file_size:,} bytes"
+            raise file_error(f"{what}, more than the names and shapes of any network")
+    _check_growth(path, total := sum(member.file_size for member in members))
+    return total
+
+
+class _FewPickledBytes(io.BufferedReader):
+    """A file of torch < 1.6, which begins with pickles: these may take memory 60 times their size.
+
+    torch reads pickles by these two methods, and the numbers behind them by the file descriptor.
+    """
+
+    num_pickled = 0
+
+    def read(self, size: int = -1) -> bytes:
+        return self._counted(super().read(size))
+
+    def readline(self, size: int | None = -1) -> bytes:
+        return self._counted(super().readline(size))
+
+    def _counted(self, content: bytes) -> bytes:
+        self.num_pickled += len(content)
+        if self.num_pickled > MOST_PICKLED_BYTES:
+            raise file_error(f"it begins with more than {MOST_PICKLED_BYTES:,} bytes that are no numbers")
+        return content
 
 
 def _spelling(state: dict[str, Tensor]) -> str:
@@ -315,6 +351,8 @@ def _check_growth(path: Path, num_bytes: int) -> None:
 
 
 def no_repeated_keys(pairs: list[tuple]) -> dict:
+    if len(pairs) > MOST_KEYS:
+        raise file_error(f"a JSON object has {len(pairs):,} keys, more than {MOST_KEYS:,}")
     if len(dict(pairs)) < len(pairs):
         raise file_error("a JSON key is stored twice")
     return dict(pairs)

@@ -8,7 +8,7 @@ import timm
 from torch import Tensor, nn
 
 from vitcli.data.transforms import Preprocessing
-from vitcli.errors import CheckFailed, MachineError, VitError, nearest
+from vitcli.errors import CheckFailed, MachineError, VitError, is_out_of_memory, nearest
 from vitcli.models import pos_embed
 from vitcli.models.architecture import Architecture
 from vitcli.models.variants import BIT, HYBRID
@@ -190,9 +190,9 @@ def read_back(format: str, path: Path, form: ProgramForm | None = None) -> nn.Mo
                 model = Pt2Network(path, form)
             case _:
                 model, _, _ = load(read_weights(str(path)))
-    except (MachineError, MemoryError):
-        raise
     except Exception as error:  # a reader may raise anything
+        if isinstance(error, MachineError) or is_out_of_memory(error):
+            raise
         reason = error.message if isinstance(error, VitError) else f"{type(error).__name__}: {error}"
         raise CheckFailed(
             f"the exported {format} cannot be read back: {reason.splitlines()[0][:200]}",

@@ -1,0 +1,208 @@
+"""Files of a stranger that would take all memory or time: refused before either is spent.
+
+The bounds are those of the table in SECURITY.md. The slow tests run `vit` in a process whose address space is
+limited: to so many MB more than it has with its libraries.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import Outcome, run
+from vitcli.errors import WeightsError
+from vitcli.weights import files
+from vitcli.weights.io import read_weights
+
+MOST_MB = 1_200  # of a process, with torch: the aim for every file of less
+LIMITED = """\
+import resource, sys
+{imports}
+from vitcli.cli import app
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + {megabytes} * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    app.main(sys.argv[1:])
+finally:
+    print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0], file=sys.stderr)
+"""
+needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+
+
+def vit_within(megabytes: int, *arguments: object, imports: str = "") -> tuple[Outcome, float]:
+    """Run a command that may take so many MB of addresses besides what its libraries have.
+
+    Returns:
+        How it ended, and the most memory that it had, in MB.
+    """
+    program = LIMITED.format(imports=imports, megabytes=megabytes)
+    words = [sys.executable, "-c", program, *map(str, arguments)]
+    # What each thread reserves without using it would count
+    environment = os.environ | {"MALLOC_ARENA_MAX": "1"}
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    *lines, peak_kb = ended.stderr.splitlines()
+    return Outcome(ended.returncode, ended.stdout, "\n".join(lines)), int(peak_kb) / 1024
+
+
+def check_refused(outcome: Outcome, code: int, *words: str) -> None:
+    lines = outcome.err.strip().splitlines()
+    assert outcome.code == code, outcome.err
+    assert [line.split(":")[0].strip() for line in lines[-3:]] == ["error", "where", "fix"]
+    assert all(word in outcome.err for word in words), outcome.err
+
+
+# recipes
+
+DOTS = "a." * 30_000 + "b = 1\n"  # of 60 KB: 4 GB in tomllib
+
+
+def test_a_recipe_of_long_keys_or_of_more_than_a_megabyte_is_refused_unparsed(tmp_path, in_ten_seconds):
+    recipe, folder = tmp_path / "mine.toml", tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text("{}")
+    for text, what in ((DOTS, "line 1 has 30,000 dots"), ("#" * 2**20 + "\n", "more than 1,048,576 bytes")):
+        recipe.write_text(text)
+        (folder / "recipe.toml").write_text(text)
+
+        check_refused(run("recipes", "check", recipe), 2, what, str(recipe))
+        check_refused(run("report", folder), 3, what, "recipe.toml")
+
+
+@needs_limits
+@pytest.mark.slow
+def test_the_longest_keys_that_a_recipe_may_have_take_little_memory(tmp_path):
+    lines = "".join(f"k{number}.{'a.' * 98}b = 1\n" for number in range(5_000))
+    (tmp_path / "mine.toml").write_text(lines[: 2**20].rpartition("\n")[0])
+    outcome, peak_mb = vit_within(700, "recipes", "check", tmp_path / "mine.toml")
+
+    assert outcome.code == 2 and "mistakes in recipe" in outcome.err
+    assert peak_mb < 700
+
+
+def test_of_many_mistakes_in_a_recipe_the_first_twenty_are_named_and_the_rest_counted(tmp_path):
+    unknown = "".join(f"k{number} = 1\n" for number in range(5_000))
+    choices = f"lr = {list(range(1, 200))}\n"
+    for text, count in (
+        (f"[optimizer]\n{unknown}", 5_000),
+        (unknown, 5_000),
+        (f"[optimizer]\n{choices}{unknown}", 5_000),
+    ):
+        (tmp_path / "mine.toml").write_text(text)
+        began_at = time.monotonic()
+        outcome = run("recipes", "check", tmp_path / "mine.toml")
+        elapsed_s = time.monotonic() - began_at
+
+        found = int(re.match(r"error: ([\d,]+) mistakes in", outcome.err)[1].replace(",", ""))
+        assert outcome.code == 2 and found > count
+        assert f"    and {found - 20:,} more\n" in outcome.err
+        assert outcome.err.count("      fix:   ") == 20 and outcome.err.count("\n") == 44
+        assert elapsed_s < 2  # of each a nearest name was looked for: 0.75 ms
+
+
+# weights
+
+TORCH = "from vitcli import libraries; libraries.load(); import vitcli.weights.summary"
+
+
+def write_shared(path: Path, *, num_names: int) -> None:
+    """Write a .pth of 2 MB whose names all have the same numbers, of 16 bits."""
+    numbers = torch.zeros(2**20, dtype=torch.float16)
+    torch.save({f"t{name}": numbers for name in range(num_names)}, path)
+
+
+def write_pickled(path: Path, content: bytes, *, is_archive: bool) -> None:
+    """Write a .pth whose pickle is this, of an archive compressed: a thousandth of it."""
+    pickled = b"\x80\x02" + content + b"."
+    if not is_archive:
+        path.write_bytes(pickled)
+        return
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, member in (("data.pkl", pickled), ("version", b"3\n"), ("byteorder", b"little")):
+            archive.writestr(f"a/{name}", member)
+        archive.writestr("a/data/0", os.urandom(2**20), zipfile.ZIP_STORED)
+
+
+NO_NUMBERS = b':{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+EMPTY_LISTS = b"[[]]," * 660_000 + b"0]"
+HEADERS = {  # each as large as it may be
+    "tensors": lambda: b",".join(b'"%x"%b' % (number, NO_NUMBERS) for number in range(550_000)),
+    "lists": lambda: b'"t":[' + EMPTY_LISTS,
+    "texts": lambda: metadata(b",".join(b'"%x":"a"' % number for number in range(1_900_000))),
+    "wide text": lambda: metadata(b'"x":"\xf0\x9f\x98\x80' + b"a" * 33_000_000 + b'"'),
+    "text of lists": lambda: metadata(b'"vit":"[' + EMPTY_LISTS + b'"'),
+}
+
+
+def metadata(content: bytes) -> bytes:
+    return b'"__metadata__":{' + content + b'},"t"' + NO_NUMBERS
+
+
+def write_header(path: Path, content: bytes) -> None:
+    """Write a .safetensors file without numbers."""
+    path.write_bytes((len(content) + 2).to_bytes(8, "little") + b"{" + content + b"}")
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(WeightsError) as refused:
+        read_weights(str(path))
+    assert str(path) in refused.value.where
+    return refused.value.message
+
+
+def test_names_that_share_their_numbers_are_refused_before_these_are_copied(tmp_path, monkeypatch):
+    write_shared(tmp_path / "x.pth", num_names=50)
+    monkeypatch.setattr(torch.Tensor, "float", lambda tensor: pytest.fail("converted"))
+
+    assert "claim 104,857,600 bytes, more than the 2,09" in refusal(tmp_path / "x.pth")
+
+
+@pytest.mark.parametrize("is_archive", [True, False])
+def test_a_pickle_of_many_objects_is_refused(tmp_path, monkeypatch, is_archive):
+    monkeypatch.setattr(files, "MOST_PICKLED_BYTES", 2**16)
+    write_pickled(tmp_path / "x.pth", b"]" * 2**16, is_archive=is_archive)
+
+    assert ("data.pkl has 65,539 bytes" if is_archive else "begins with more than 65,536") in refusal(
+        tmp_path / "x.pth"
+    )
+
+
+@needs_limits
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["shared", "pickle", "old pickle"])
+def test_what_pickles_may_claim_takes_little_memory(tmp_path, kind):
+    path = tmp_path / "x.pth"
+    if kind == "shared":
+        write_shared(path, num_names=5_000)
+    else:
+        write_pickled(path, b"]" * 2**23, is_archive=kind == "pickle")
+    outcome, peak_mb = vit_within(500, "inspect", "--ckpt", path, "--summary", imports=TORCH)
+
+    check_refused(outcome, 4, str(path))
+    assert peak_mb < MOST_MB
+
+
+def test_a_header_of_many_tensors_is_refused_unparsed(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "parse_json", lambda *_, **__: pytest.fail("parsed"))
+    write_header(tmp_path / "x.safetensors", b",".join([b'"a"' + NO_NUMBERS] * 10_001))
+
+    assert "tensors, more than any network has" in refusal(tmp_path / "x.safetensors")
+
+
+@needs_limits
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HEADERS)
+def test_whatever_a_header_claims_takes_little_memory(tmp_path, kind):
+    write_header(tmp_path / "x.safetensors", HEADERS[kind]())
+    outcome, peak_mb = vit_within(
+        700, "inspect", "--ckpt", tmp_path / "x.safetensors", "--summary", imports=TORCH
+    )
+
+    assert outcome.code == 4 and "Traceback" not in outcome.err, outcome.err
+    assert peak_mb < MOST_MB
