@@ -145,7 +145,7 @@ def test_times_as_people_write_them(text, minutes):
 def test_a_time_that_is_none_is_refused_before_anything_is_loaded(text):
     outcome = run("finetune", "--dry-run", "--max-time", text)
     assert outcome.code == 2
-    assert "no time such as 90s, 30m or 1h30m" in " ".join(outcome.err.split()), outcome.err
+    assert "use 90s, 30m or 1h30m" in " ".join(outcome.err.split()), outcome.err
     assert ("30m or 30s?" in " ".join(outcome.err.split())) == (text == "30")
 
 

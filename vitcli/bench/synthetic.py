@@ -19,7 +19,7 @@ class SyntheticDataSet(DataSet):
 
     def __init__(self, name: str, **options: Any):
         self.name, self.declared, self.num_classes = name, {}, NUM_CLASSES
-        self.is_demo, self.split_names = False, ("train", "test")
+        self.is_demo, self.split_names, self.group_column = False, ("train", "test"), None
 
     def open_whole(self, split: str) -> Split:
         pixels_HWC = np.zeros((32, 32, 3), np.uint8)

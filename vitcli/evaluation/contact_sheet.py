@@ -18,7 +18,6 @@ import numpy as np
 from vitcli import __version__
 from vitcli.evaluation.belief import selective
 from vitcli.evaluation.belief.prediction_sets import SHOWN
-from vitcli.evaluation.mistakes import thumbnail
 from vitcli.evaluation.sorting import UNSURE
 from vitcli.output import html
 from vitcli.output.atomic import write_text
@@ -43,7 +42,7 @@ class ContactSheet:
         key, is_full = (doubt(prediction), -row), len(self._kept) == MOST_IMAGES
         if is_full and key < self._kept[0][:2]:
             return
-        heapq.heappush(self._kept, (*key, thumbnail(image_CHW.transpose(1, 2, 0), side=SIDE)))
+        heapq.heappush(self._kept, (*key, html.thumbnail(image_CHW.transpose(1, 2, 0), side=SIDE)))
         if is_full:
             heapq.heappop(self._kept)
 

@@ -1,13 +1,10 @@
 """The most confident mistakes of an evaluation, and mistakes.json, which has a small image of each."""
 
-import base64
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from vitcli.data import loader
 from vitcli.data.columns import PATHS
@@ -15,11 +12,11 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.evaluation.predictions import Predictions, most_confident_mistakes
 from vitcli.output.atomic import write_json
+from vitcli.output.html import thumbnail
 from vitcli.output.run_folder import MISTAKES
 from vitcli.output.summaries import Mistakes
 
 MISTAKES_SHOWN = 20
-THUMBNAIL, QUALITY = 112, 80  # pixels of the longer side, and of JPEG
 
 
 def places_of(split: Split, rows_N: np.ndarray) -> list[str]:
@@ -62,12 +59,3 @@ def write_mistakes(folder: Path, mistakes: Sequence[dict[str, Any]], images: Seq
         {**mistake, "thumbnail": thumbnail(image)} for mistake, image in zip(mistakes, images, strict=True)
     ]
     write_json(folder / MISTAKES, Mistakes.written({"mistakes": entries}))
-
-
-def thumbnail(image_HWC: np.ndarray, *, side: int = THUMBNAIL) -> str:
-    """Return a small JPEG of an image in base64, `side` pixels long; equal images give equal bytes."""
-    image = Image.fromarray(image_HWC)
-    image.thumbnail((side, side), Image.Resampling.BICUBIC)
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=QUALITY)
-    return base64.b64encode(file.getvalue()).decode("ascii")

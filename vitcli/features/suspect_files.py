@@ -9,7 +9,6 @@ from vitcli import __version__
 from vitcli.data import loader
 from vitcli.data.split import Split
 from vitcli.errors import DataError
-from vitcli.evaluation.mistakes import thumbnail
 from vitcli.output import html
 from vitcli.output.atomic import write_text
 from vitcli.output.document import PageFigure
@@ -97,6 +96,6 @@ def _row(split: Split, one: Mapping[str, Any], short: Mapping[str, str]) -> html
 def _jpeg(split: Split, row: int) -> str:
     """Return a small JPEG of a whole image in base64; "" of one that can no longer be read."""
     try:
-        return thumbnail(loader.read_example(split, row)[0])
+        return html.thumbnail(loader.read_example(split, row)[0])
     except DataError:
         return ""

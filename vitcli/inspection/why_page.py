@@ -15,7 +15,6 @@ from vitcli import __version__
 from vitcli.data import loader
 from vitcli.data.split import Split
 from vitcli.errors import DataError
-from vitcli.evaluation.mistakes import thumbnail
 from vitcli.evaluation.text import predictions_as_text
 from vitcli.inspection.analysis import attention_overlay
 from vitcli.output import html
@@ -82,7 +81,7 @@ def _row(
         lines.append(f"the closed form says {why['closed_form']['class']}")
     others = []
     if why["patches"]:
-        shown = thumbnail(overlay(image_HWC, why["patches"]))
+        shown = html.thumbnail(overlay(image_HWC, why["patches"]))
         others.append(html.CaptionedImage(shown, "patches that carry the answer", ("patches",)))
     others += [
         html.CaptionedImage(
@@ -94,7 +93,7 @@ def _row(
         for reason in why["reasons"]
     ]
     shown = html.CaptionedImage(
-        thumbnail(image_HWC), f"answer: {first['class']}", tuple(lines), is_marked=True
+        html.thumbnail(image_HWC), f"answer: {first['class']}", tuple(lines), is_marked=True
     )
     return html.ImageRow(shown, tuple(others))
 
@@ -136,6 +135,6 @@ def overlay(image_HWC: np.ndarray, patches: Sequence[Sequence[float]]) -> np.nda
 def _jpeg(split: Split, row: int) -> str:
     """Return a small JPEG of a whole image in base64; "" of one that can no longer be read."""
     try:
-        return thumbnail(loader.read_example(split, row)[0])
+        return html.thumbnail(loader.read_example(split, row)[0])
     except DataError:
         return ""

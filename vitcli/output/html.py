@@ -1,17 +1,24 @@
 """Tables and figures as one HTML file, which loads nothing from elsewhere and runs no script."""
 
+import base64
 import html
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitcli.output.document import Cell, Header, PageFigure, Row, Table
 from vitcli.output.text import plain
 
+if TYPE_CHECKING:  # a page of tables does without
+    import numpy as np
+
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+THUMBNAIL, QUALITY = 112, 80  # pixels of the longer side, and of JPEG
 FEW_COLUMNS = 3  # of a table that does not need the whole width
 WITH_PROGRESS_BAR = "progress"  # key of the table whose first column is a fraction of a run
 
@@ -206,3 +213,14 @@ def _cell(cell: Cell, *, is_bar: bool, is_command: bool) -> str:
     if is_bar and cell.value is not None:
         shown += f'<progress max="1" value="{cell.value:.4f}"></progress>'
     return shown + (f"<small>{text(cell.note)}</small>" if cell.note else "")
+
+
+def thumbnail(image_HWC: "np.ndarray", *, side: int = THUMBNAIL) -> str:
+    """Return a small JPEG of an image in base64, `side` pixels long; equal images give equal bytes."""
+    from PIL import Image
+
+    image = Image.fromarray(image_HWC)
+    image.thumbnail((side, side), Image.Resampling.BICUBIC)
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=QUALITY)
+    return base64.b64encode(file.getvalue()).decode("ascii")

@@ -24,7 +24,7 @@ from vitcli.data.sampler import derive_seed
 from vitcli.data.split import Split
 from vitcli.data.transforms import preprocessing_of, train_transform_of
 from vitcli.distributed.transfer import seed_generators
-from vitcli.evaluation.mistakes import places_of, thumbnail
+from vitcli.evaluation.mistakes import places_of
 from vitcli.evaluation.setup import settle_pixels
 from vitcli.models.build import check_image_size
 from vitcli.output import html
@@ -242,7 +242,7 @@ def _write_page(
 def _row(shown: Shown, short: Mapping[str, str]) -> html.ImageRow:
     whole, _ = loader.read_example(shown.split, shown.row)
     first = html.CaptionedImage(
-        thumbnail(whole), f"labelled {shown.label}", (shown.label, short[shown.place])
+        html.thumbnail(whole), f"labelled {shown.label}", (shown.label, short[shown.place])
     )
     pixels = (
         html.CaptionedImage(_jpeg(image_HWC), f"pixels of {name}", (name,))
