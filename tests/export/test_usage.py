@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from tests.export.test_export import GAP, NAMES, SIZE, bit, distance, hybrid, images, network, vit
-from vitcli.export.usage import HERE, how_to_load
+from vitcli.export.usage import HERE, how_to_load, on_the_hub
 from vitcli.models.architecture import Architecture
 from vitcli.weights.io import write_weights
 
@@ -107,3 +107,18 @@ def test_features_are_features_in_all_three(tmp_path, monkeypatch):
 )
 def test_a_path_of_the_data_is_a_place_to_fill_in_and_a_public_name_stays(dataset, shown):
     assert f"--dataset {shown}\n" in how_to_load(HERE, vit(), dataset=dataset)
+
+
+@pytest.mark.parametrize(
+    ("precision", "agreement", "row"), [("int8", 0.895, "89.50%"), ("int8", None, None), ("fp32", 1.0, None)]
+)
+def test_the_card_says_how_often_a_file_in_another_precision_gives_the_same_class(precision, agreement, row):
+    speed = {"threads": 2}
+    speed |= {side: {"latency_ms": 1.0, "images_per_s": 2.0} for side in ("exported", "pytorch")}
+    result = {"out": "pets.onnx", "precision": precision, "input": "images", "resolution": [32, 32]}
+    result |= {"num_images": 200, "max_rel_difference": 0.7, "top1_agreement": agreement}
+    result |= {"speed": speed, "snippet": "code"}
+    card = how_to_load(on_the_hub("ann/pets"), vit(), dataset=None, of_onnx=result)
+
+    (shown,) = [line for line in card.splitlines() if "same class" in line] or [None]
+    assert shown == (row and f"| same class | {row} of these images |")

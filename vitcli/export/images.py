@@ -85,7 +85,7 @@ def open_labelled(dataset: str, split: str, weights: Weights) -> Split:
     elif target_of(weights.metadata):
         kind = "a number instead of classes"
     elif several_labels_of(weights.metadata, arch.num_classes):
-        kind = "several labels an image"
+        kind = "several labels per image"
     if kind:
         raise VitError(
             f"the gate compares accuracies; these weights have {kind}", where="--gate", fix="leave it out"

@@ -3,6 +3,7 @@
 import io
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from vitcli.data import seen_images
 from vitcli.data.columns import PATHS
 from vitcli.data.dataset import open_eval, open_train_and_eval
 from vitcli.data.parts.cuts import random_subset
-from vitcli.data.parts.groups import _joined
+from vitcli.data.parts.groups import _joined, group_names
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
@@ -246,10 +247,18 @@ def test_what_cannot_be_grouped_is_refused(table, keys, message):
         opened(table, **{"dev_fraction": 0.2, "dev_stratified": True, **keys})
 
 
+def test_an_image_with_fewer_folders_above_it_is_refused(patients):
+    """Of paths that do not depend on where temporary files are."""
+    train, _ = opened(patients, group_column="folder:1", eval_split="fold 1 of 3", label_column=None)
+    split = replace(train, read_column=lambda _: ["a/patient-1/scan.png"] * len(train))
+    assert set(group_names(split, "folder:2")) == {"a"}
+    with pytest.raises(DataError, match=r"fewer folders above it than that[^?]*folder:1 to folder:2 here"):
+        group_names(split, "folder:3")
+
+
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("folder:9", "fewer folders"),
         (r"name:(\d+)zzz", "none of the 36 file names"),
         (r"name:scan([01])", "24 of the 36"),
     ],
