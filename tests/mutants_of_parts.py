@@ -5,8 +5,8 @@ OF_PARTS = {
     # Images of a group are left out together.
     ("vitcli/training/methods/start.py", "tests/training/methods/test_groups_left_out.py"): {
         "a probe head knows no groups": (
-            "labels_N, groups_N=groups_N, **about)",
-            "labels_N, groups_N=None, **about)",
+            "return self.features_ND, self.labels_N, self.groups_N",
+            "return self.features_ND, self.labels_N, None",
         ),
     },
     ("vitcli/training/methods/believing.py", "tests/training/methods/test_groups_left_out.py"): {

@@ -5,6 +5,7 @@ import math
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from vitcli.models.build import TransformerOptions, architecture, build, last_la
 from vitcli.models.features import outputs
 from vitcli.output.text import delivery_text
 from vitcli.training.methods import held_out as held_out_module
-from vitcli.training.methods import probe_head
+from vitcli.training.methods import probe_head, start
 from vitcli.training.methods.delivery import choose, interpolate
 from vitcli.training.methods.held_out import hold_out
 from vitcli.training.methods.probe_head import calibration, closed_form_head
@@ -236,6 +237,7 @@ def test_a_run_says_what_it_delivers_and_its_first_loss_is_that_of_the_probe(unb
         2,
         22,
     )
+    assert facts["labels_to_check"] == {"num_checked": 24, "num_named": 0, "first": []}
     assert (summary["probe_top1"], summary["finetuned_top1"], summary["delivered"]) == (1.0, 1.0, "finetuned")
     first = json.loads((unbroken / "metrics.jsonl").read_text().splitlines()[0])
     assert first["loss"] < 0.5 * math.log(2)  # that of a head of zeros is ln 2
@@ -342,3 +344,35 @@ def test_kills_at_random_instants_change_no_bit_of_a_run_with_a_probe_head(photo
     small_run(photos, killed, *words, steps=40)
 
     assert fingerprint(killed) == fingerprint(unbroken)
+
+
+def clusters(rng: np.random.Generator, *, distance: float) -> tuple[np.ndarray, np.ndarray]:
+    """Sixty rows in eight dimensions around three means, and their classes."""
+    labels_N = np.arange(60) % 3
+    return rng.normal(size=(60, 8)) + distance * np.eye(3, 8)[labels_N], labels_N
+
+
+@pytest.mark.parametrize("distance", [8.0, 0.5])
+def test_labels_to_check_are_those_that_were_changed_and_none_where_features_know_too_little(distance):
+    features_ND, labels_N = clusters(np.random.default_rng(0), distance=distance)
+    labels_N[[7, 20]] = (labels_N[[7, 20]] + 1) % 3
+    rows = start.LabelledFeatures(
+        torch.from_numpy(features_ND).float(), labels_N, None, lambda row: f"{row}.png"
+    )
+    head = closed_form_head(*rows.columns, num_classes=3, loss="softmax")
+
+    found = start.labels_to_check(head, rows, split_of_three_classes())
+
+    if distance < 1:
+        assert head.facts["left_out_top1"] < 0.8 and found is None
+        return
+    assert (found["num_checked"], found["num_named"]) == (60, 2)
+    assert {label["place"] for label in found["first"]} == {"7.png", "20.png"}
+    names = {label["place"]: (label["label"], label["other"]) for label in found["first"]}
+    assert names == {"7.png": ("c", "b"), "20.png": ("a", "c")}  # 7 % 3 is 1, 20 % 3 is 2
+    both = rows + rows
+    assert both.place_of(67) == "7.png" and len(both.labels_N) == 120
+
+
+def split_of_three_classes():
+    return SimpleNamespace(num_classes=3, class_names=("a", "b", "c"))

@@ -87,10 +87,20 @@ def find_suspects(
     which = choose_l2(solution)
     rows_N = np.flatnonzero(solution.is_scored_N)
     scores_NK = left_out_scores(solution, which)[rows_N]
-    labels_N = labels_N[rows_N]
+    about = {"l2": solution.l2[which], "top1": float(accuracy_L[which])}
+    return by_left_out_scores(rows_N, scores_NK, labels_N[rows_N], **about)
 
-    # Their probabilities, and how the label compares with the likeliest other class.
-    log_NK = log_probabilities(scores_NK, labels_N)
+
+def by_left_out_scores(
+    rows_N: np.ndarray, scores_NK: np.ndarray, labels_N: np.ndarray, *, l2: float, top1: float
+) -> LabelProbabilities:
+    """Return the probability of the labels of some rows, each by scores of which it was left out.
+
+    Args:
+        l2, top1: of the solution, and its leave-one-out accuracy.
+    """
+    # Probabilities, and how the label compares with the likeliest other class.
+    scores_NK, log_NK = scores_NK.copy(), log_probabilities(scores_NK, labels_N)
     every = np.arange(len(rows_N))
     label_N, score_N = log_NK[every, labels_N].copy(), scores_NK[every, labels_N].copy()
     log_NK[every, labels_N] = scores_NK[every, labels_N] = -np.inf
@@ -102,9 +112,9 @@ def find_suspects(
         other_N=other_N[order_N],
         other_probability_N=np.exp(log_NK[every, other_N][order_N]),
         margin_N=(score_N - scores_NK.max(axis=1))[order_N],
-        num_named=int((label_N < np.log(NAMED_BELOW)).sum()) if accuracy_L[which] >= LEAST_KNOWN else 0,
-        l2=solution.l2[which],
-        top1=float(accuracy_L[which]),
+        num_named=int((label_N < np.log(NAMED_BELOW)).sum()) if top1 >= LEAST_KNOWN else 0,
+        l2=l2,
+        top1=top1,
     )
 
 

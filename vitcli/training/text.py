@@ -39,7 +39,7 @@ from vitcli.output.text import (
 )
 from vitcli.training.many_runs.sweep_results import accuracy_of, reason, remarks, values_text
 
-ADVICE_SHOWN = 2
+ADVICE_SHOWN, LABELS_SHOWN = 2, 10
 
 
 def as_text(result: dict[str, Any], *, verbose: bool = False, width: int | None = None) -> str:
@@ -92,10 +92,10 @@ def _chosen(summary: dict[str, Any]) -> str:
 
 def _weak_places(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of the weakest classes, of what to look at, and of what would help."""
+    rows = _labels_to_check(summary)
     facts = summary.get("findings")
     if not facts:
-        return []
-    rows = []
+        return rows
     if facts["worst_classes"]:
         worst = (
             f"{row['class']} {row['num_right']} of {row['num_examples']}" for row in facts["worst_classes"]
@@ -105,6 +105,21 @@ def _weak_places(summary: dict[str, Any]) -> list[tuple[str, str]]:
         mistakes = [mistake | {"label": mistake["class"]} for mistake in facts["surest_mistakes"]]
         rows.append(("mistakes", mistakes_text(mistakes, facts["num_mistakes"], summary.get("dataset"))))
     return rows + _advice_rows(summary)[:ADVICE_SHOWN]
+
+
+def _labels_to_check(summary: dict[str, Any], *, most: int = 1) -> list[tuple[str, str]]:
+    """Return rows of labels that the other images contradict, by the closed form that the run began with."""
+    found = (summary.get("probe_head") or {}).get("labels_to_check")
+    if not found or not found["num_named"]:
+        return []
+    rows, number = [], found["num_named"]
+    for label in found["first"][:most]:
+        place = within(label["place"], summary.get("dataset"))
+        about = f"{place}: {label['other']} {label['other_probability']:.1%}"
+        about += "" if place.startswith(f"{label['label']}/") else f", labelled {label['label']}"
+        first = f"{count_of(number, 'label')}, first " if not rows and number > 1 else ""
+        rows.append(("" if rows else "to check", f"{first}{about}"))
+    return rows
 
 
 def _advice_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -124,6 +139,7 @@ def all_rows(summary: dict[str, Any], *, width: int | None = None) -> str:
     scored_on += [f"in {summary['eval_precision']}"] if "eval_precision" in summary else []
     rows = [
         *_scores(summary),
+        *_labels_to_check(summary, most=LABELS_SHOWN),
         *_found(summary),
         ("scored on", ", ".join(scored_on)),
         *([("delivered", delivery_text(summary))] if "delivered" in summary else []),

@@ -51,10 +51,10 @@ class ClosedFormHead:
 def closed_form_head(
     features_ND: Tensor,
     labels_N: np.ndarray,
+    groups_N: np.ndarray | None,
     *,
     num_classes: int,
     loss: str,
-    groups_N: np.ndarray | None,
     balance: str = "none",
 ) -> ClosedFormHead:
     """Return the closed form on these features as a layer, its strength chosen by leaving one group out.

@@ -7,6 +7,7 @@ the one on these images too, which is delivered in its place.
 N rows, D features, K classes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -23,11 +24,16 @@ from vitcli.distributed import fsdp
 from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation import inference
 from vitcli.evaluation.inference import EvalSettings
+from vitcli.evaluation.mistakes import places_of
 from vitcli.features.feature_store import digest_of
+from vitcli.features.least_squares import has_others
+from vitcli.features.suspects import LEAST_KNOWN, by_left_out_scores
 from vitcli.models import features
 from vitcli.models.build import last_layers
 from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
 
+MOST_CLASSES = 2_000  # of which labels are compared: the work grows with their square
+MOST_NAMED = 20  # labels to check, kept with the facts of the head
 MOST_ROWS = 20_000  # images of the feature pass: a closed form on more of them is hardly better
 WHOLE = "whole."  # before the names of tensors of the head on all images
 
@@ -155,31 +161,46 @@ def fit_heads(
     that no seed changes. The first process solves, so that all have the same bits.
     """
     sample = random_subset(split, MOST_ROWS, seed=0) if len(split) > MOST_ROWS else split
-    features_ND, labels_N, groups_N, skipped = features_of(model, sample, preprocessing, settings)
-    more_ND, more_N, more_groups_N, more_skipped = features_of(model, choice_split, preprocessing, settings)
+    train, skipped = features_of(model, sample, preprocessing, settings)
+    choice, more_skipped = features_of(model, choice_split, preprocessing, settings)
     about = {"num_classes": split.num_classes, "loss": loss, "balance": balance}
 
-    def fit(features_ND: Tensor, labels_N: np.ndarray, groups_N: np.ndarray | None) -> ClosedFormHead:
-        head = closed_form_head(features_ND, labels_N, groups_N=groups_N, **about)
-        return replace(head, left_out=None)  # not to be sent
+    def fit() -> tuple[ClosedFormHead, ClosedFormHead]:
+        layer, whole = (closed_form_head(*rows.columns, **about) for rows in (train, train + choice))
+        layer.facts["num_train_examples"] = len(split)
+        layer.facts["labels_to_check"] = labels_to_check(whole, train + choice, split)
+        return replace(layer, left_out=None), replace(whole, left_out=None)  # not to be sent
 
-    all_rows = (
-        torch.cat([features_ND, more_ND]),
-        np.append(labels_N, more_N),
-        None if groups_N is None else np.append(groups_N, more_groups_N),
-    )
-    layer, whole = settings.runtime.on_main(lambda: (fit(features_ND, labels_N, groups_N), fit(*all_rows)))
-    layer.facts["num_train_examples"] = len(split)
-    return layer, whole, skipped + more_skipped
+    return *settings.runtime.on_main(fit), skipped + more_skipped
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledFeatures:
+    """Features (N, D) float32, labels and groups (N,) of decodable rows, and where each comes from."""
+
+    features_ND: Tensor
+    labels_N: np.ndarray
+    groups_N: np.ndarray | None
+    place_of: Callable[[int], str]
+
+    @property
+    def columns(self) -> tuple[Tensor, np.ndarray, np.ndarray | None]:
+        return self.features_ND, self.labels_N, self.groups_N
+
+    def __add__(self, other: "LabelledFeatures") -> "LabelledFeatures":
+        count = len(self.labels_N)
+        return LabelledFeatures(
+            torch.cat([self.features_ND, other.features_ND]),
+            np.append(self.labels_N, other.labels_N),
+            None if self.groups_N is None else np.append(self.groups_N, other.groups_N),
+            lambda row: self.place_of(row) if row < count else other.place_of(row - count),
+        )
 
 
 def features_of(
     model: nn.Module, split: Split, preprocessing: Preprocessing, settings: EvalSettings
-) -> tuple[Tensor, np.ndarray, np.ndarray | None, list[str]]:
-    """Return features (N, D) float32, labels and groups (N,) of the decodable rows, equal on all processes.
-
-    Also the places of this process's undecodable images.
-    """
+) -> tuple[LabelledFeatures, list[str]]:
+    """Return the features of decodable rows, equal on all processes, and undecodable images of this one."""
     layer = last_layers(model)[0]
     width = layer.weight.shape[1]
     columns = {
@@ -197,5 +218,36 @@ def features_of(
         model, batches, preprocessing, settings.device, settings.precision, network=network
     )
     seen_N, skipped = inference.fill_by_row(columns, outputs, columns_of, split, settings)
-    groups_N = None if split.groups_N is None else split.groups_N[seen_N.numpy()]
-    return columns["features"][seen_N], columns["labels"][seen_N].numpy(), groups_N, skipped
+    rows_N = seen_N.nonzero()[:, 0].numpy()
+    groups_N = None if split.groups_N is None else split.groups_N[rows_N]
+    of_rows = columns["features"][rows_N], columns["labels"][rows_N].numpy(), groups_N
+    return LabelledFeatures(*of_rows, lambda row: places_of(split, rows_N[row : row + 1])[0]), skipped
+
+
+def labels_to_check(head: ClosedFormHead, rows: LabelledFeatures, split: Split) -> dict[str, Any] | None:
+    """Return the labels that the left-out scores of a fitted head contradict; None where it knows too little.
+
+    That is where the head has no such scores, does not know the classes, see `suspects.LEAST_KNOWN`, or has
+    more than MOST_CLASSES.
+    """
+    if head.left_out is None or not 1 < split.num_classes <= MOST_CLASSES:
+        return None
+    rows_N = np.flatnonzero(has_others(rows.labels_N, rows.groups_N))
+    about = {"l2": head.facts["l2"], "top1": head.facts["left_out_top1"]}
+    found = by_left_out_scores(rows_N, *head.left_out, **about)
+    if found.top1 < LEAST_KNOWN:
+        return None
+    names = split.class_names or tuple(map(str, range(split.num_classes)))
+    return {
+        "num_checked": len(rows_N),
+        "num_named": found.num_named,
+        "first": [
+            {
+                "place": rows.place_of(int(found.rows_N[rank])),
+                "label": names[rows.labels_N[found.rows_N[rank]]],
+                "other": names[found.other_N[rank]],
+                "other_probability": round(float(found.other_probability_N[rank]), 3),
+            }
+            for rank in range(min(found.num_named, MOST_NAMED))
+        ],
+    }
