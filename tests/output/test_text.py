@@ -9,8 +9,11 @@ import pytest
 
 from vitcli.output.atomic import read_json, write_json
 from vitcli.output.text import (
+    MOST_LINES,
+    Folded,
     Verbatim,
     accuracy_text,
+    brief,
     commands,
     count_of,
     duration,
@@ -19,6 +22,7 @@ from vitcli.output.text import (
     json_text,
     pairs,
     short_paths,
+    within,
 )
 
 
@@ -123,3 +127,40 @@ def test_written_json_has_letters_as_they_are_and_escapes_what_is_none(tmp_path)
     assert read_json(tmp_path / "x.json") == odd
     ascii_alone = {"loss": 0.1 + 0.2, "x": '\x7f\n"\\'}
     assert json_of(ascii_alone) == json.dumps(ascii_alone)
+
+
+def test_a_brief_screen_has_ten_lines_with_a_command_and_no_line_is_wider_than_the_terminal():
+    rows = [("top-1", "80 %"), *((f"row {n}", "word " * 40) for n in range(8))]
+    commands_ = [("vit", "predict", "--ckpt", "runs/my photos", "IMAGES"), ("vit", "report", "x" * 90)]
+    many, few = brief(rows, commands_, width=80), brief(rows[:3], commands_, width=80)
+
+    assert len(many.splitlines()) == MOST_LINES == 10
+    assert many.splitlines()[-1] == "next        vit predict --ckpt 'runs/my photos' IMAGES"
+    assert max(map(len, many.splitlines())) <= 80 and many.splitlines()[1].endswith("…")
+    assert [line[:12].strip() for line in few.splitlines()] == ["top-1", "row 0", "row 1", "next", ""]
+    assert few.endswith("x" * 90 + "\n")  # a command is never cut off
+
+
+def test_a_folded_value_takes_two_lines_and_without_commands_there_are_rows_alone():
+    folded = brief([("note", Folded("word " * 60)), ("top-1", "80 %")], (), width=80).splitlines()
+
+    assert [line[:12].strip() for line in folded] == ["note", "", "top-1"]
+    assert max(map(len, folded)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("place", "dataset", "expected"),
+    [
+        ("{root}/cat/1.jpg", "{root}", "cat/1.jpg"),
+        ("photos, split train, row 3, file {root}/cat/1.jpg", "{root}", "cat/1.jpg"),
+        ("{root}/img/1.jpg", "{root}/labels.csv", "img/1.jpg"),
+        ("{root}-private/1.jpg", "{root}", "{root}-private/1.jpg"),
+        ("{root}/cat/1.jpg", "cifar10", "{root}/cat/1.jpg"),
+        ("photos, split train, row 3", "{root}", "photos, split train, row 3"),
+    ],
+)
+def test_a_place_is_a_path_within_its_data_set(tmp_path, place, dataset, expected):
+    (tmp_path / "labels.csv").touch()
+    place, dataset, expected = (text.format(root=tmp_path) for text in (place, dataset, expected))
+
+    assert within(place, dataset) == expected

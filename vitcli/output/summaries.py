@@ -189,7 +189,7 @@ class TrainingSummary(ResultSummary):
         "num_choice_examples", "probe_head", "diverged", "best_step", "belief",
     }) | RunScores.UNREAD - {"loss", "patch_accuracy", "mean_ap", "mae", "rmse", "r2"}  # fmt: skip
     SOMETIMES = RunScores.SOMETIMES | {
-        "average",
+        "average", "notes",
         "choices", "chosen", "epochs", "intervals", "num_left_out_files", "left_out_files",
         "ckpt_fetched_from", "num_held_out_seen", "num_choice_seen", "eval_precision", "folds", "target",
         "f1_at_thresholds", "thresholds_chosen_on", "license", "findings",
@@ -215,6 +215,7 @@ class TrainingSummary(ResultSummary):
     num_held_out_seen: Count | None = None
     num_choice_seen: Count | None = None
     eval_precision: str | None = None
+    notes: list[str] = []
     folds: FoldsSummary | None = None
     mean_ap: Fraction | None = None
     f1_at_thresholds: Fraction | None = None

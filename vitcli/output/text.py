@@ -458,7 +458,7 @@ def within(place: str, dataset: str | None) -> str:
         dataset: the name of the data set, such as its folder or its file of labels.
     """
     path = place.rpartition(", file ")[2]
-    if not dataset or not os.path.isabs(path):
+    if not dataset or not os.path.isabs(path) or not os.path.exists(dataset):
         return place
     folder = os.path.abspath(dataset if os.path.isdir(dataset) else os.path.dirname(dataset))
     is_below = os.path.commonpath([folder, path]) == folder

@@ -59,7 +59,7 @@ class Opening:
             progress.note(line)
         for number, note in enumerate(notes[:room], 1):
             hidden = len(notes) - room if number == room else 0
-            more = f" ({hidden} more: --verbose, or its README.md)" if hidden > 0 else ""
+            more = f" ({hidden} more: --verbose)" if hidden > 0 else ""
             progress.note(f"{NOTE}{note}{more}")
 
 

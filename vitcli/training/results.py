@@ -99,6 +99,7 @@ def summarise(
             "eval_split": job.eval_split.name,
             "eval_fingerprint": job.eval_split.fingerprint,
             "classes_not_held_out": classes_without(job.eval_split, job.train_split),
+            "notes": list(job.notes),
             "fewshot": probe,
             "preprocessing": preprocessing_of(recipe.data).summary(),
             "num_skipped_images": len(skipped),

@@ -144,6 +144,7 @@ def all_rows(summary: dict[str, Any], *, width: int | None = None) -> str:
         ("scored on", ", ".join(scored_on)),
         *([("delivered", delivery_text(summary))] if "delivered" in summary else []),
         *held_out(summary),
+        *(("note", note) for note in summary.get("notes", ())),
         *skipped(summary),
         ("model", f"{summary['model']} at {size_text(summary['resolution'])} px"),
         ("from", summary["ckpt"] or "fresh weights"),

@@ -1,0 +1,106 @@
+"""What a run says before its first step: five lines at most, what matters most first, the rest on demand."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from vitcli import recipe as recipes
+from vitcli.data.dataset import DataSet
+from vitcli.data.sources.folders import UNREADABLE, left_out_of
+from vitcli.data.split import Split
+from vitcli.training import notes
+from vitcli.training.notes import Opening, opening
+
+
+class Said:
+    """Stands for a `Progress`, and keeps what it is to print."""
+
+    def __init__(self, *, is_verbose: bool = False):
+        self.is_verbose, self.lines, self.details = is_verbose, [], []
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)
+
+    def detail(self, line: str) -> None:
+        self.details.append(line)
+
+
+@pytest.mark.parametrize(("num_notes", "shown"), [(0, 0), (1, 1), (2, 2), (5, 2)])
+def test_notes_are_shown_as_far_as_there_is_room_the_first_before_the_others(num_notes, shown):
+    others = ("a detail", *(f"note: number {number}" for number in range(num_notes)))
+    said = Said()
+    Opening(("network", "data"), others).show(said, is_first=True)
+
+    # With the line of the run folder, which comes later, five.
+    assert len(said.lines) == 2 + shown <= notes.MOST_LINES - 1
+    assert [line.startswith(f"note: number {n}") for n, line in enumerate(said.lines[2:])] == [True] * shown
+    assert said.lines[-1].endswith("(3 more: --verbose)") is (num_notes == 5)
+    assert said.details == []
+
+
+def test_of_several_runs_the_first_alone_opens_and_verbose_shows_all():
+    lines = Opening(("network",), ("note: one", "note: two", "a detail"))
+    later, verbose = Said(), Said(is_verbose=True)
+    lines.show(later, is_first=False)
+    lines.show(verbose, is_first=True)
+
+    everything = ["network", "note: one", "note: two", "a detail"]
+    assert (later.lines, verbose.lines) == ([], [])
+    assert later.details == verbose.details == everything
+    assert lines.notes == ["one", "two"]
+
+
+def opened(root: Path, **changes) -> Opening:
+    given = {"data.dataset": str(root), "model.ckpt": "demo"}
+    recipe = recipes.load("modern/finetune-some", ("data.image_size=64",), given)
+    whole = DataSet("demo").open("train")
+    train, scored = (replace(whole.rows(np.arange(*rows)), **changes) for rows in ((0, 200), (200, 300)))
+    seen = SimpleNamespace(num_trained_on=lambda split: 7)
+    start = SimpleNamespace(
+        arch=SimpleNamespace(name="ViT-demo/8"),
+        origin="demo",
+        loaded="fresh head",
+        seen=seen,
+        notes=["note: pixels"],
+    )
+    plan = SimpleNamespace(epochs=400.0, batch_size=32, num_examples=200)
+    splits = (train, scored, whole.rows(np.arange(300, 320)))
+    unreadable = [f"demo, split train, row 3, file {root / 'cat/3.jpg'}"]
+    return opening("finetune", recipe, start, plan, splits, unreadable, [], is_seen=True)
+
+
+def test_the_lines_say_network_data_and_what_is_left_out_and_seen_images_come_before_other_notes(tmp_path):
+    left_out = left_out_of(UNREADABLE, ["b.heic", "notes.txt"])
+    lines = opened(tmp_path, left_out=left_out)
+
+    assert lines.lines == (
+        "ViT-demo/8 at 64 px from demo: fresh head",
+        f"training on 200 images of 12 classes, 20 to choose by, 100 to score: {tmp_path}",
+        "left out: 1 image that cannot be read, 2 other files (HEIC: install pillow-heif, or convert)",
+    )
+    assert lines.notes[0].startswith("the checkpoint was trained on 7 of the 100 images to score on")
+    assert lines.notes[-1] == "pixels" and any("seen 400 times" in note for note in lines.notes)
+    assert opened(tmp_path).lines[-1] == "left out: 1 image that cannot be read, first cat/3.jpg"
+
+
+@pytest.mark.parametrize(
+    ("names", "count", "is_noted"),
+    [
+        ([f"{age / 10:g}" for age in range(232)], 240, True),
+        ([str(age) for age in range(18, 95)], 240, False),  # ages in years may well be classes
+        ([f"{number}" for number in range(200)], 240, True),
+        ([f"id-{number}" for number in range(200)], 240, False),
+    ],
+)
+def test_numbers_that_are_taken_as_classes_are_noted(names, count, is_noted):
+    labels = np.arange(count) % len(names)
+    split = Split("ages", count, tuple(names), len(names), None, lambda: labels, str)
+
+    told = [note for note in notes.unusual_labels(split) if "taken as classes" in note]
+
+    assert bool(told) is is_noted
+    assert not told or f"{len(names)} numbers are taken as classes, in {count} images" in told[0]
+    assert not told or "--set objective.loss=regression" in told[0]
