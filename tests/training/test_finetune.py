@@ -295,7 +295,9 @@ def test_an_unreadable_image_before_a_stop_is_counted_by_the_run_that_goes_on(ph
     when_logged(out, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert run(*words, "--set", "train.log_every=1", "--workers", 1).code == 143
 
-    assert run(*words, "--set", "train.log_every=1").json["num_skipped_images"] == 1
+    summary = run(*words, "--set", "train.log_every=1").json
+    assert summary["num_skipped_images"] == 1
+    assert "--folds 5 scores all 23 images" in summary["findings"]["advice"]
 
 
 @pytest.mark.slow

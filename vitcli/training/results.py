@@ -118,7 +118,7 @@ def summarise(
 
 
 def findings_of(
-    job: TrainingJob, metrics: Any, predictions: Predictions | NumberPredictions | None
+    job: TrainingJob, metrics: Any, predictions: Predictions | NumberPredictions | None, num_skipped: int
 ) -> dict[str, Any]:
     """Return what the predictions show and what would help most; {} where images have no single class."""
     train, eval_split = job.train_split, job.eval_split
@@ -138,18 +138,18 @@ def findings_of(
         short_side=median_short_side(train),
         patch_size=job.start.arch.patch_size,
         is_balanced=is_balanced,
-        num_for_folds=_num_for_folds(job),
+        num_for_folds=_num_for_folds(job, num_skipped),
     )
     return {"findings": facts | {"advice": lines}}
 
 
-def _num_for_folds(job: TrainingJob) -> int | None:
+def _num_for_folds(job: TrainingJob, num_skipped: int) -> int | None:
     """Return how many images folds would score, None where they cannot be made or are what was made."""
     recipe, is_of_folds = job.recipe, FoldName.of(job.recipe.data.eval_split) is not None
     if job.command != "finetune" or is_of_folds or recipe.objective.loss == "regression":
         return None
     parts = [job.train_split, job.choice_split, job.eval_split if job.eval_split.dev_cut else None]
-    return sum(len(part) for part in parts if part is not None)
+    return sum(len(part) for part in parts if part is not None) - num_skipped
 
 
 def details_of(
@@ -157,6 +157,7 @@ def details_of(
     metrics: Any,
     predictions: Predictions | NumberPredictions | None,
     stored: SeveralLabels | Belief | None,
+    skipped: set[str],
 ) -> dict[str, Any]:
     """Return what only some summaries have: of numbers their scale and intervals, of several labels the F1.
 
@@ -165,13 +166,15 @@ def details_of(
     Args:
         metrics, predictions: of the held-out images, predictions where they are kept.
         stored: thresholds of a run of several labels, or what may be believed of a classifier.
+        skipped: names of images that could not be read.
     """
     if isinstance(predictions, NumberPredictions):
         return {**target_of_run(job).as_metadata(), "intervals": intervals_of(predictions)}
     if gives_one_class(job.recipe, job.train_split) and job.command == "finetune":
-        return findings_of(job, metrics, predictions) | {"belief": stored.facts() if stored else None}
+        belief = {"belief": stored.facts() if stored else None}
+        return findings_of(job, metrics, predictions, len(skipped)) | belief
     if stored is None or predictions is None or predictions.logits_NK is None:
-        return findings_of(job, metrics, predictions)
+        return findings_of(job, metrics, predictions, len(skipped))
     about = {"class_names": names_of_classes(job), "fingerprint": job.eval_split.fingerprint}
     results = several_labels.results_of(predictions, stored, **about)
     return {key: results[key] for key in ("f1_at_thresholds", "thresholds_chosen_on")}

@@ -106,7 +106,7 @@ class TrainingRun:
                 skipped=skipped,
                 probe=probe,
                 class_means=class_scores.means() if class_scores else {},
-                details=num_held_out | details_of(self.job, metrics, predictions, stored) | delivery,
+                details=num_held_out | details_of(self.job, metrics, predictions, stored, skipped) | delivery,
             )
             weights = state.final_weights()
             if self.folder:
