@@ -4,6 +4,9 @@ The bounds are those of the table in SECURITY.md. The slow tests run `vit` in a 
 limited: to so many MB more than it has with its libraries.
 """
 
+import base64
+import io
+import json
 import os
 import re
 import subprocess
@@ -14,9 +17,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from tests.conftest import Outcome, run
 from vitcli.errors import WeightsError
+from vitcli.export import onnx_process
 from vitcli.weights import files
 from vitcli.weights.io import read_weights
 
@@ -206,3 +211,60 @@ def test_whatever_a_header_claims_takes_little_memory(tmp_path, kind):
 
     assert outcome.code == 4 and "Traceback" not in outcome.err, outcome.err
     assert peak_mb < MOST_MB
+
+
+# ONNX files, which are programs
+
+
+def write_program(path: Path, kind: str) -> None:
+    """Write an ONNX file, with a golden file, that takes images as ours do and fills the memory or never ends."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    make, types = onnx.helper, onnx.TensorProto
+    images = make.make_tensor_value_info("images", types.UINT8, ["batch", "height", "width", 3])
+    number = make.make_tensor_value_info("number", types.FLOAT, ["batch", 1])
+    side = 60_000 if kind == "memory" else 1
+    shape = make.make_tensor("shape", types.INT64, [2], [side, side])
+    nodes = [
+        make.make_node("Constant", [], ["s"], value=shape),
+        make.make_node("ConstantOfShape", ["s"], ["large"]),
+        make.make_node("ReduceSum", ["large"], ["one"], keepdims=1),
+    ]
+    if kind == "time":
+        turns = make.make_tensor("turns", types.INT64, [], [2**62])
+        go_on = make.make_tensor("go_on", types.BOOL, [], [True])
+        body = make.make_graph(
+            [make.make_node("Identity", ["c"], ["c2"]), make.make_node("Add", ["v", "v"], ["v2"])],
+            "turn",
+            [make.make_tensor_value_info(n, t, s) for n, t, s in
+             (("i", types.INT64, []), ("c", types.BOOL, []), ("v", types.FLOAT, [1, 1]))],
+            [make.make_tensor_value_info(n, t, s) for n, t, s in
+             (("c2", types.BOOL, []), ("v2", types.FLOAT, [1, 1]))],
+        )  # fmt: skip
+        nodes += [
+            make.make_node("Constant", [], ["turns"], value=turns),
+            make.make_node("Constant", [], ["go_on"], value=go_on),
+            make.make_node("Loop", ["turns", "go_on", "one"], ["number"], body=body),
+        ]
+    else:
+        nodes += [make.make_node("Identity", ["one"], ["number"])]
+    graph = make.make_graph(nodes, "\x1b[2J", [images], [number])
+    onnx.save(make.make_model(graph, opset_imports=[make.make_opsetid("", 20)], ir_version=9), path)
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(buffer, "PNG")
+    image = {"image": "a.png", "png": base64.b64encode(buffer.getvalue()).decode(), "outputs": {"0": 1.0}}
+    golden = {"output": "number", "tolerance": 1e-4, "images": [image]}
+    path.with_name(f"{path.stem}.golden.json").write_text(json.dumps(golden))
+
+
+@needs_limits
+@pytest.mark.parametrize(
+    ("kind", "what"), [("memory", "more than 512 MB of memory"), ("time", "more than 1 s")]
+)
+def test_an_onnx_file_that_takes_all_memory_or_never_ends_is_refused(tmp_path, monkeypatch, kind, what):
+    monkeypatch.setattr(onnx_process, "MOST_S", 1)
+    write_program(tmp_path / "x.onnx", kind)
+    refused = run("export", "--check", tmp_path / "x.onnx")
+
+    check_refused(refused, 8, f"it takes {what}, which no network of its size does", "x.onnx")
+    assert "\x1b" not in refused.err and len(refused.err.splitlines()) == 3

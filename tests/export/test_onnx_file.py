@@ -91,7 +91,7 @@ def test_it_takes_batches_says_what_it_is_and_nothing_of_the_machine_that_made_i
 
     alone = torch.cat([network(image_HWC[None]) for image_HWC in images_BHWC])
     torch.testing.assert_close(network(images_BHWC), alone, rtol=1e-5, atol=1e-5)
-    told = network.session.get_modelmeta().custom_metadata_map
+    told = network.opened.session.get_modelmeta().custom_metadata_map
     assert json.loads(told["class_names"]) == list(read_weights("demo").class_names)
     assert json.loads(told["preprocessing"]).items() >= preprocessing().as_rules().items()
     assert b".py" not in path.read_bytes() and str(path.parent).encode() not in path.read_bytes()
@@ -182,6 +182,9 @@ def with_first(**changes):
         (with_first(outputs={"24": 0.5}), 3, "it has output 24, and the file 24"),
         (with_first(outputs={"0": 1e999}), 3, "not finite"),
         (with_first(png=png(5, 5)), 8, "differ by"),
+        (with_first(png=png(257, 256)), 3, "has 256 x 257 pixels, and 256 x 256 at most are written"),
+        (with_first(png=png(9000, 9000)), 3, "has 9000 x 9000 pixels"),
+        (lambda golden: golden | {"images": 2 * golden["images"]}, 3, "it has 40 images, and 20 at most"),
     ],
 )
 def test_a_damaged_golden_file_is_named(copied, change, code, problem):
@@ -191,6 +194,7 @@ def test_a_damaged_golden_file_is_named(copied, change, code, problem):
     refused = run("export", "--check", copied / "net.onnx")
 
     assert (refused.code, refused.out) == (code, "") and problem in refused.err
+    assert "--skip-bad" not in refused.err  # which export has not
     assert len(refused.err.splitlines()) == 3 and "\x1b" not in refused.err
 
 

@@ -7,10 +7,9 @@ images are in it, as PNG in base64: of those compared on at the export, at most 
 import base64
 import binascii
 import io
-import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,11 +20,12 @@ from vitcli.data import loader
 from vitcli.data.decoding import decode
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
-from vitcli.errors import CheckFailed, DataError, VitError, reason_of
-from vitcli.output.atomic import write_json
+from vitcli.errors import CheckFailed, DataError, VitError
+from vitcli.export.onnx_process import OnnxProcess
+from vitcli.output.atomic import digest_of_file, write_json
 from vitcli.output.text import Verbatim, count_of, pairs
-from vitcli.regular_files import read_regular
-from vitcli.weights.onnx import OnnxNetwork, digest_of
+from vitcli.regular_files import parse_json, read_regular
+from vitcli.weights.onnx import OnnxNetwork, data_files
 
 NUM_IMAGES, MOST_SIDE, MOST_OUTPUTS = 20, 256, 100
 MOST_BYTES = 100_000_000
@@ -45,7 +45,7 @@ def write_golden(path: Path, split: Split, preprocessing: Preprocessing, *, prec
     for row in rows:
         image_HWC = loader.read_example(split, row)[0]
         image_HWC = _shrunk(image_HWC) if network.takes_any_size else preprocessing(image_HWC)
-        outputs_K = _answers(network, image_HWC, path)
+        outputs_K = network.answers(torch.from_numpy(image_HWC.copy())[None])[0].double().numpy()
         kept = _kept(outputs_K)
         entries.append(
             {
@@ -56,7 +56,7 @@ def write_golden(path: Path, split: Split, preprocessing: Preprocessing, *, prec
         )
     golden = {
         "file": path.name,
-        "sha256": digest_of(path),
+        "sha256": digest_of_file(path).hex(),
         "made_by": f"vitcli {__version__}",
         "output": network.answer_name,
         "tolerance": TOLERANCES[precision],
@@ -83,19 +83,23 @@ def check(path: str) -> dict[str, Any]:
         problem = "is not an .onnx file" if file.exists() else "does not exist"
         raise VitError(f"{path} {problem}", where="--check", fix="name a file that vit export has written")
     golden, entries = _read(golden_path(file))
-    network = OnnxNetwork(file)
-    if golden.get("output") != network.answer_name:
-        raise _damaged(golden_path(file), f"it has no {network.answer_name}, which the file gives")
+    num_bytes = sum(part.stat().st_size for part in (file, *data_files(file)))
     differences, others = [], []
-    for name, image_HWC, kept, expected in entries:
-        outputs_K = _answers(network, image_HWC, file)
-        if kept.max() >= len(outputs_K):
-            raise _damaged(golden_path(file), f"it has output {kept.max()}, and the file {len(outputs_K)}")
-        differences.append(np.abs(outputs_K[kept] - expected).max() / max(np.abs(expected).max(), 1e-30))
-        # A tie that rounding decides is no other class
-        surplus = outputs_K.max() - outputs_K[kept[expected.argmax()]]
-        if golden["output"] == "probabilities" and not surplus <= golden["tolerance"]:
-            others.append(name)
+    with OnnxProcess(file, num_bytes=num_bytes) as process:
+        if golden.get("output") != process.answer_name:
+            raise _damaged(golden_path(file), f"it has no {process.answer_name}, which the file gives")
+        for entry in entries:
+            outputs_K = process.answers(_image_of(entry, golden_path(file), process.input_shape))
+            kept, expected = entry.kept, entry.expected
+            if kept.max() >= len(outputs_K):
+                raise _damaged(
+                    golden_path(file), f"it has output {kept.max()}, and the file {len(outputs_K)}"
+                )
+            differences.append(np.abs(outputs_K[kept] - expected).max() / max(np.abs(expected).max(), 1e-30))
+            # A tie that rounding decides is no other class
+            surplus = outputs_K.max() - outputs_K[kept[expected.argmax()]]
+            if golden["output"] == "probabilities" and not surplus <= golden["tolerance"]:
+                others.append(entry.name)
     largest = float(max(differences))
     if others or not largest <= golden["tolerance"]:
         problem = f"outputs differ by {largest:.2g} of the largest (allowed: {golden['tolerance']:g})"
@@ -107,7 +111,7 @@ def check(path: str) -> dict[str, Any]:
             where=f"{path}, {golden_path(file).name}",
             fix="do not use it here: export it again, or update onnxruntime",
         )
-    is_same = golden.get("sha256") == digest_of(file)
+    is_same = golden.get("sha256") == digest_of_file(file).hex()
     return {
         "command": "export",
         "check": path,
@@ -133,19 +137,17 @@ def check_as_text(result: dict[str, Any]) -> str:
     return pairs(rows)
 
 
-def _answers(network: OnnxNetwork, image_HWC: np.ndarray, file: Path) -> np.ndarray:
-    try:
-        return network.answers(torch.from_numpy(image_HWC.copy())[None])[0].double().numpy()
-    except Exception as error:  # onnxruntime's exceptions have no common type
-        raise CheckFailed(
-            f"it does not take the images of its golden file: {reason_of(error)}",
-            where=str(file),
-            fix="export it again",
-        ) from error
+class _Entry(NamedTuple):
+    """An image of a golden file: its name, the image as PNG, the numbers of outputs, and these."""
+
+    name: str
+    png: bytes
+    kept: np.ndarray
+    expected: np.ndarray
 
 
-def _read(path: Path) -> tuple[dict[str, Any], list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]]:
-    """Return a golden file, and of each image its name, pixels, the numbers of outputs, and these."""
+def _read(path: Path) -> tuple[dict[str, Any], list[_Entry]]:
+    """Return a golden file, and its images."""
     if not path.is_file():
         raise DataError(
             f"there is no {path.name} beside the file",
@@ -153,23 +155,41 @@ def _read(path: Path) -> tuple[dict[str, Any], list[tuple[str, np.ndarray, np.nd
             fix="copy it together with the .onnx file, or export again",
         )
     try:
-        golden = json.loads(read_regular(path, most=MOST_BYTES))
+        golden = parse_json(read_regular(path, most=MOST_BYTES))
         tolerance, entries = golden["tolerance"], []
         if not isinstance(tolerance, int | float) or not 0 < tolerance < 1:
             raise ValueError(f"its tolerance is {tolerance!r:.40}")
+        if len(golden["images"]) > NUM_IMAGES:
+            raise ValueError(f"it has {len(golden['images']):,} images, and {NUM_IMAGES} at most are written")
         for entry in golden["images"]:
             kept = np.array([int(key) for key in entry["outputs"]])
             expected = np.array([float(value) for value in entry["outputs"].values()])
             if not len(kept) or kept.min() < 0 or not np.isfinite(expected).all():
                 raise ValueError("outputs are missing, or not finite")
             png = base64.b64decode(entry["png"], validate=True)
-            image_HWC = decode(png, where=lambda _: path.name, row=0)
-            entries.append((str(entry["image"]), image_HWC, kept, expected))
+            entries.append(_Entry(str(entry["image"]), png, kept, expected))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
     if not entries:
         raise _damaged(path, "it has no images")
     return golden, entries
+
+
+def _image_of(entry: _Entry, path: Path, input_shape: tuple) -> np.ndarray:
+    """Return the pixels of an image, which are decoded only if it is as small as those that are written."""
+    try:
+        with Image.open(io.BytesIO(entry.png), formats=("PNG",)) as image:
+            width, height = image.size
+    except Exception as error:  # decoders raise seven families of exceptions
+        raise _damaged(path, f"its image {entry.name!r} is not a PNG") from error
+    sides = [side if isinstance(side, int) else MOST_SIDE for side in input_shape[1:3]]
+    if height > sides[0] or width > sides[1]:
+        allowed = f"and {sides[1]} x {sides[0]} at most are written"
+        raise _damaged(path, f"its image {entry.name!r} has {width} x {height} pixels, {allowed}")
+    try:
+        return decode(entry.png, where=lambda _: path.name, row=0)
+    except DataError as error:
+        raise _damaged(path, f"its image {entry.name!r}: {error.message}") from error
 
 
 def _damaged(path: Path, reason: str) -> DataError:

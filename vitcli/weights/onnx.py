@@ -1,6 +1,5 @@
 """ONNX files, written by torch's exporter and run by onnxruntime on images as they are: see `production`."""
 
-import hashlib
 import re
 from collections.abc import Iterable
 from contextlib import redirect_stdout
@@ -13,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitcli.errors import CheckFailed, MachineError, VitError, reason_of
+from vitcli.errors import VitError, reason_of
+from vitcli.output.atomic import digest_of_file
+from vitcli.weights.onnx_session import OnnxSession, not_installed
 from vitcli.weights.production.program import FromImages, ProgramForm, exporting
 
 OPSET = 20
@@ -26,8 +27,7 @@ def check_installed() -> None:
         try:
             import_module(name)
         except ImportError as error:
-            message = f"ONNX files need {name}, which cannot be imported: {reason_of(error)}"
-            raise MachineError(message, where="this Python", fix="pip install 'vitcli[export]'") from error
+            raise not_installed(name, error) from error
 
 
 def write_onnx(
@@ -85,12 +85,6 @@ def data_files(path: Path) -> list[Path]:
     return sorted(file for file in path.parent.glob("*.data") if name.fullmatch(file.name))
 
 
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 class OnnxNetwork(nn.Module):
     """Network of an ONNX file, run by onnxruntime on the CPU, with as many threads as torch.
 
@@ -98,53 +92,21 @@ class OnnxNetwork(nn.Module):
 
     Attributes:
         takes_any_size: of images; False if they must have the size of the network.
-        answer_name: of the last output, which `answers` returns: "probabilities", "number" or "features".
-
-    Raises:
-        MachineError: a required package is not installed.
-        CheckFailed: onnxruntime does not accept the file.
+        answer_name: as of `OnnxSession`, whose errors it raises.
     """
 
     def __init__(self, path: Path):
         super().__init__()
-        check_installed()
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # no warning for each operator that cannot be folded
-        options.intra_op_num_threads = torch.get_num_threads()
-        try:
-            self.session = onnxruntime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:  # onnxruntime's exceptions have no common type
-            raise CheckFailed(
-                f"onnxruntime {onnxruntime.__version__} does not accept the file: {reason_of(error)}",
-                where=str(path),
-                fix="update onnxruntime, or export to safetensors",
-            ) from error
-
-        inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
-        is_ours = [each.name for each in inputs] == ["images"] and inputs[0].type == "tensor(uint8)"
-        if not is_ours or len(inputs[0].shape) != 4:
-            raise CheckFailed(
-                "it does not take images as bytes, as files of vit export do",
-                where=str(path),
-                fix="export the checkpoint again",
-            )
-        self.takes_any_size = isinstance(inputs[0].shape[1], str)
-        self.output_name, self.answer_name = outputs[0].name, outputs[-1].name
+        self.opened = OnnxSession(path, num_threads=torch.get_num_threads())
+        self.takes_any_size = isinstance(self.opened.input_shape[1], str)
+        self.answer_name = self.opened.answer_name
 
     def forward(self, images_BHWC: Tensor) -> Tensor:
-        return self._run(self.output_name, images_BHWC)
+        return torch.from_numpy(self.opened.run(self.opened.output_name, images_BHWC.numpy()))
 
     def answers(self, images_BHWC: Tensor) -> Tensor:
         """Return what the network says of images, float32: probabilities_BK, number_B1 or features_BD."""
-        return self._run(self.answer_name, images_BHWC)
-
-    def _run(self, name: str, images_BHWC: Tensor) -> Tensor:
-        (outputs,) = self.session.run([name], {"images": images_BHWC.numpy()})
-        return torch.from_numpy(outputs)
+        return torch.from_numpy(self.opened.run(self.answer_name, images_BHWC.numpy()))
 
 
 def _exported(program: FromImages, form: ProgramForm) -> torch.onnx.ONNXProgram:
@@ -174,7 +136,7 @@ def _name_data_by_contents(path: Path, graph: Any) -> None:
     data = path.with_name(f"{path.name}.data")
     if not data.exists():
         return
-    named = data.rename(path.with_name(f"{path.name}.{digest_of(data)[:16]}.data"))
+    named = data.rename(path.with_name(f"{path.name}.{digest_of_file(data).hex()[:16]}.data"))
     for entry in (entry for tensor in graph.initializer for entry in tensor.external_data):
         if entry.key == "location":
             entry.value = named.name

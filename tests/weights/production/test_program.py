@@ -113,7 +113,7 @@ def test_a_file_has_the_outputs_under_their_names(form, names, expected, tmp_pat
     network = OnnxNetwork(tmp_path / "net.onnx")
 
     images_BHWC = torch.zeros(2, 9, 7, 3, dtype=torch.uint8)
-    assert tuple(each.name for each in network.session.get_outputs()) == names
+    assert tuple(each.name for each in network.opened.session.get_outputs()) == names
     assert torch.equal(network(images_BHWC), GIVEN)
     torch.testing.assert_close(network.answers(images_BHWC), expected)
 

@@ -1,0 +1,186 @@
+"""An ONNX file that runs in a process of its own, within limits of memory and time: such a file is a program.
+
+A few bytes of it may take all memory, or run for ever. The process loads no torch and writes no file, and
+what its libraries print is dropped.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from threading import Timer
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from vitcli.distributed.launch import cpu_count
+from vitcli.errors import CheckFailed, VitError, is_out_of_memory, reason_of
+from vitcli.weights.onnx_session import OnnxSession
+
+# Memory is what the process may take besides its libraries: weights are read, copied and laid out anew.
+MEMORY_MB, MEMORY_PER_BYTE = 512, 4
+MOST_S, BYTES_IN_A_SECOND = 60, 10_000_000  # and a second more for so many bytes of weights
+MOST_THREADS, MB_OF_A_THREAD = 8, 16
+MOST_OUTPUTS = 1_000_000
+PROGRAM = """\
+import sys
+sys.path.append(sys.argv[1])
+from vitcli.export.onnx_process import answer_within
+answer_within(*map(int, sys.argv[3:]), path=sys.argv[2])
+"""
+
+
+class OnnxProcess:
+    """A process that runs an ONNX file on images; leave its context to end it.
+
+    Attributes:
+        input_shape, answer_name: as of `OnnxSession`.
+
+    Raises:
+        CheckFailed: the file is not accepted, cannot take an image, or needs more memory or time than a
+            network of its size.
+        MachineError: onnxruntime is not installed.
+    """
+
+    def __init__(self, path: Path, *, num_bytes: int):
+        """Start it.
+
+        Args:
+            num_bytes: of the file, and of those beside it that hold its weights.
+        """
+        self.path = path
+        self.memory_mb = MEMORY_MB + MEMORY_PER_BYTE * num_bytes // 2**20
+        self.seconds = MOST_S + num_bytes // BYTES_IN_A_SECOND
+        package = str(Path(__file__).parents[2])
+        words = [sys.executable, "-P", "-c", PROGRAM, package, str(path), self.memory_mb, self.seconds]
+        self._process = subprocess.Popen(
+            [str(word) for word in words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"MALLOC_ARENA_MAX": "1"},  # what an arena reserves would count
+        )
+        self._is_late = False
+        self._timer = Timer(self.seconds, self._end_late)
+        self._timer.daemon = True
+
+    def __enter__(self) -> "OnnxProcess":
+        self._timer.start()
+        try:
+            opened = self._next()
+        except BaseException:
+            self.__exit__()
+            raise
+        self.input_shape, self.answer_name = tuple(opened["input_shape"]), opened["answer_name"]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._process.kill()
+        self._process.communicate()
+
+    def answers(self, image_HWC: np.ndarray) -> np.ndarray:
+        """Return what the network says of an image: probabilities_K, number_1 or features_D."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(image_HWC.shape).encode() + b"\n" + image_HWC.tobytes())
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended: what it has said, or has not, tells why
+        return np.array(self._next()["answers"], dtype=np.float64)
+
+    def _next(self) -> dict[str, Any]:
+        """Return the next thing that the process says."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise self._ended()
+        said = json.loads(line)
+        match said:
+            case {"error": dict(error), "kind": str(kind)}:
+                kinds = {each.__name__: each for each in VitError.__subclasses__()}
+                raise kinds.get(kind, CheckFailed)(**error)
+            case {"memory": True}:
+                raise self._too_much(f"more than {self.memory_mb:,} MB of memory")
+        return said
+
+    def _ended(self) -> CheckFailed:
+        code = self._process.wait()
+        if self._is_late:
+            return self._too_much(f"more than {self.seconds} s")
+        return CheckFailed(
+            f"onnxruntime ended with {f'signal {-code}' if code < 0 else f'code {code}'} on it",
+            where=str(self.path),
+            fix="do not use it: export the checkpoint again",
+        )
+
+    def _too_much(self, what: str) -> CheckFailed:
+        return CheckFailed(
+            f"it takes {what}, which no network of its size does",
+            where=str(self.path),
+            fix="do not use it: an ONNX file is a program; export the checkpoint again",
+        )
+
+    def _end_late(self) -> None:
+        self._is_late = True
+        self._process.kill()
+
+
+def answer_within(memory_mb: int, seconds: int, *, path: str) -> None:
+    """Run an ONNX file in this process on the images that come in, within limits.
+
+    Each image comes as a line of its shape, in JSON, and its bytes. Each answer is a line of JSON; the first
+    one says what the file takes and gives.
+    """
+    images, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    try:
+        session = _open_within(memory_mb, seconds, Path(path))
+        _say(answers, input_shape=session.input_shape, answer_name=session.answer_name)
+        while line := images.readline():
+            shape = json.loads(line)
+            pixels = images.read(int(np.prod(shape)))
+            image_HWC = np.frombuffer(pixels, dtype=np.uint8).reshape(shape)
+            try:
+                (answers_K,) = session.run(session.answer_name, image_HWC[None])
+                if answers_K.size > MOST_OUTPUTS:
+                    raise ValueError(f"it gives {answers_K.size:,} numbers")
+                answers_K = answers_K.astype(np.float64).reshape(-1)
+            except Exception as error:  # onnxruntime's exceptions have no common type
+                raise CheckFailed(
+                    f"it does not take the images of its golden file: {reason_of(error)}",
+                    where=path,
+                    fix="export it again",
+                ) from error
+            _say(answers, answers=answers_K.tolist())
+    except Exception as error:
+        causes = (error, error.__cause__)
+        if any(is_out_of_memory(each) or "alloc" in str(each) for each in causes if each is not None):
+            _say(answers, memory=True)
+        elif isinstance(error, VitError):
+            _say(answers, error=error.as_dict(), kind=type(error).__name__)
+        else:
+            raise
+
+
+def _open_within(memory_mb: int, seconds: int, path: Path) -> OnnxSession:
+    num_threads = min(cpu_count(), MOST_THREADS)
+    try:
+        import resource
+
+        import onnxruntime  # noqa: F401  # before the limit, which is for what it does with the file
+    except ImportError:  # no onnxruntime, which the session tells; no limits outside Unix
+        return OnnxSession(path, num_threads=num_threads)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds * num_threads, seconds * num_threads))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + (memory_mb + num_threads * MB_OF_A_THREAD) * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    return OnnxSession(path, num_threads=num_threads)
+
+
+def _say(answers: BinaryIO, /, **what: Any) -> None:
+    answers.write(json.dumps(what).encode() + b"\n")
+    answers.flush()
