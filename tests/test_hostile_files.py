@@ -217,7 +217,7 @@ def test_whatever_a_header_claims_takes_little_memory(tmp_path, kind):
 
 
 def write_program(path: Path, kind: str) -> None:
-    """Write an ONNX file, with a golden file, that takes images as ours do and fills the memory or never ends."""
+    """Write an ONNX file that fills the memory or never ends on images such as ours, and a golden file."""
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     make, types = onnx.helper, onnx.TensorProto

@@ -1,14 +1,20 @@
 """Frames of videos, against the pixels that were encoded."""
 
 import builtins
+import io
+import os
 import struct
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.conftest import run
-from vitcli.data.video import frames_of, videos_of
+from vitcli.data import video as video_module
+from vitcli.data.decoding import MAX_PIXELS
+from vitcli.data.video import frames_of, open_video, videos_of
 from vitcli.errors import VitError
 
 av = pytest.importorskip("av")
@@ -43,6 +49,52 @@ def test_every_nth_frame_has_its_pixels_in_any_order(video, every):
         assert pixels.dtype == np.uint8
         assert abs(pixels.mean() - 10 * (numbers[row] + 1)) < 5  # of ten between frames
     assert split.where_is(1) == f"{video}, frame {numbers[1]} at {numbers[1] / 10:.1f} s"
+
+
+def write_jpegs(path: Path, *sizes: tuple[int, int]) -> Path:
+    """Write a Matroska file of JPEGs, of which each may have a size of its own."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mjpeg", rate=10)
+        stream.width, stream.height, stream.pix_fmt = *sizes[0], "yuvj420p"
+        for number, size in enumerate(sizes):
+            buffer = io.BytesIO()
+            Image.new("RGB", size, (10 * number, 0, 0)).save(buffer, "JPEG")
+            packet = av.Packet(buffer.getvalue())
+            packet.stream, packet.pts, packet.dts, packet.time_base = stream, number, number, Fraction(1, 10)
+            container.mux(packet)
+    return path
+
+
+def test_a_frame_larger_than_an_image_may_be_is_refused_undecoded(tmp_path, monkeypatch):
+    assert video_module.DECODER_OPTIONS["max_pixels"] == str(MAX_PIXELS)
+    monkeypatch.setitem(video_module.DECODER_OPTIONS, "max_pixels", "20000")
+    file = write_jpegs(tmp_path / "a.mkv", (64, 48), (128, 128), (192, 128))
+    split = frames_of([str(file)], every=1)
+
+    assert [split.read_row(row)[0].shape for row in (0, 1)] == [(48, 64, 3), (128, 128, 3)]
+    with pytest.raises(VitError, match="a video cannot be read") as refused:
+        split.read_row(2)
+    assert refused.value.where == f"{file}, frame 2 at 0.2 s"
+
+
+def test_a_video_that_lacks_its_end_is_read_with_a_note(tmp_path):
+    file = write_jpegs(tmp_path / "a.mkv", *[(64, 48)] * 200)
+    assert frames_of([str(file)], every=1).lines == []
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+
+    split = frames_of([str(file)], every=1)
+    assert split.lines == [f"note: {file} lacks its end: {len(split)} of about 200 frames are there"]
+    assert 80 < len(split) < 110
+
+
+def test_of_frames_that_nobody_asks_for_few_are_kept(video, monkeypatch):
+    monkeypatch.setattr("vitcli.data.video.MOST_PASSED", 4)
+    opened = open_video(str(video), every=1)
+    shown = [opened.frame(number).mean() for number in (19, 17, 2)]
+
+    assert shown == pytest.approx([200, 180, 30], abs=5)
+    assert len(opened._passed) <= 4
 
 
 # The matrix of a track (QuickTime File Format, "tkhd"): a, b and c, d turn the axes. A phone held upright
@@ -106,6 +158,8 @@ def damaged(kind: str, video: Path, folder: Path) -> list[object]:
             file.mkdir()
         case "missing":
             pass
+        case "pipe":
+            os.mkfifo(file)
         case "with an image":
             (folder / "1.png").touch()
             return [video, folder / "1.png"]
@@ -121,8 +175,8 @@ def damaged(kind: str, video: Path, folder: Path) -> list[object]:
     return [file]
 
 
-KINDS = ["empty", "text", "cut", "image", "sound alone", "no frame", "folder", "missing", "with an image",
-         "every of no video", "every 0", "sorted", "threshold"]  # fmt: skip
+KINDS = ["empty", "text", "cut", "image", "sound alone", "no frame", "folder", "missing", "pipe",
+         "with an image", "every of no video", "every 0", "sorted", "threshold"]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)

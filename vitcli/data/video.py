@@ -15,11 +15,15 @@ from vitcli.data.sources.folders import suffix_of
 from vitcli.data.split import Split
 from vitcli.errors import DataError, MachineError, reason_of
 from vitcli.output.text import first_few
+from vitcli.regular_files import open_regular
 
 VIDEO_SUFFIXES = frozenset((".mp4", ".m4v", ".mov", ".mkv", ".avi", ".webm", ".mpg", ".mpeg", ".wmv", ".3gp"))
 EVERY = 30  # about a second
 # FFmpeg reads the given bytes: a playlist that calls itself a video opens no other file or address.
 OPTIONS = {"protocol_whitelist": "none"}
+DECODER_OPTIONS = {"max_pixels": str(MAX_PIXELS)}  # each frame may have a size of its own
+MOST_PASSED = 64  # frames that were decoded before others that are asked for
+CUT = 0.9  # of the frames that a video claims; a video without its end has fewer
 
 
 def videos_of(names: Sequence[str]) -> list[str]:
@@ -49,12 +53,14 @@ class Video:
         every: which frames are read: 0, `every`, 2 `every`, ...
         num_frames: of these.
         rate: all frames in a second, 0.0 if the file does not tell.
+        note: on a video that lacks its end; None for a whole one.
     """
 
     file: str
     every: int
     num_frames: int
     rate: float
+    note: str | None = None
     _lock: Lock = field(default_factory=Lock)
     _frames: Iterator[np.ndarray] | None = None
     _next: int = 0
@@ -77,6 +83,8 @@ class Video:
                     raise _damaged(self.where_is(number), "the video ends before this frame")
                 self._passed[self._next] = frame
                 self._next += 1
+                if len(self._passed) > MOST_PASSED:
+                    del self._passed[min(self._passed)]
             return self._passed.pop(number)
 
     def where_is(self, number: int) -> str:
@@ -87,7 +95,8 @@ class Video:
     def _decoded(self) -> Iterator[np.ndarray]:
         av = _av()
         try:
-            with open(self.file, "rb") as file, av.open(file, options=OPTIONS) as container:
+            with open_regular(self.file) as file, av.open(file, options=OPTIONS) as container:
+                container.streams.video[0].codec_context.options = DECODER_OPTIONS
                 for index, frame in enumerate(container.decode(video=0)):
                     if index % self.every == 0:
                         yield _upright(frame)
@@ -104,19 +113,23 @@ def open_video(file: str, *, every: int) -> Video:
     """
     av = _av()
     try:
-        with open(file, "rb") as stream_of_bytes, av.open(stream_of_bytes, options=OPTIONS) as container:
+        with open_regular(file) as stream_of_bytes, av.open(stream_of_bytes, options=OPTIONS) as container:
             if not container.streams.video:
                 raise _damaged(file, "it has no video stream, perhaps sound alone")
             stream = container.streams.video[0]
             if stream.width * stream.height > MAX_PIXELS:
                 raise _damaged(file, f"its frames have {stream.width} x {stream.height} pixels")
             rate = float(stream.average_rate or 0)
+            claimed = stream.frames or (container.duration or 0) / av.time_base * rate
             count = sum(1 for packet in container.demux(stream) if packet.size)
     except (av.FFmpegError, OSError, ValueError) as error:
         raise _damaged(file, reason_of(error)) from error
     if not count:
         raise _damaged(file, "it has no frame")
-    return Video(file, every, math.ceil(count / every), rate)
+    note = None
+    if count < CUT * claimed:
+        note = f"{file} lacks its end: {count:,} of about {round(claimed):,} frames are there"
+    return Video(file, every, math.ceil(count / every), rate, note)
 
 
 def frames_of(files: Sequence[str], *, every: int) -> Split:
@@ -149,6 +162,7 @@ def frames_of(files: Sequence[str], *, every: int) -> Split:
         read_labels=lambda: np.zeros(int(ends_V[-1]), dtype=np.int64),
         where_is=where_is,
         has_labels=False,
+        notes=tuple(video.note for video in videos if video.note),
     )
 
 
