@@ -1,5 +1,6 @@
 """Lines of results: what is wrapped and what can be copied, and numbers with what they are worth."""
 
+import csv
 import io
 import json
 import shlex
@@ -16,6 +17,7 @@ from vitcli.output.text import (
     brief,
     commands,
     count_of,
+    csv_text,
     duration,
     interval_text,
     json_of,
@@ -164,3 +166,10 @@ def test_a_place_is_a_path_within_its_data_set(tmp_path, place, dataset, expecte
     place, dataset, expected = (text.format(root=tmp_path) for text in (place, dataset, expected))
 
     assert within(place, dataset) == expected
+
+
+def test_no_cell_of_a_csv_is_a_formula():
+    cells = ["=1+cmd()", "@x", "+1+cmd()", "-2+3", "\ta", "-", "-1.5", "+3e-05", -2, None, "a=b"]
+    (row,) = csv.reader(csv_text([cells]).splitlines())
+
+    assert row == ["'=1+cmd()", "'@x", "'+1+cmd()", "'-2+3", "'\ta", "-", "-1.5", "+3e-05", "-2", "", "a=b"]

@@ -16,7 +16,7 @@ import numpy as np
 
 from vitcli.distributed.launch import cpu_count
 from vitcli.errors import CheckFailed, VitError, is_out_of_memory, reason_of
-from vitcli.weights.onnx_session import OnnxSession
+from vitcli.weights.production.session import OnnxSession
 
 # Memory is what the process may take besides its libraries: weights are read, copied and laid out anew.
 MEMORY_MB, MEMORY_PER_BYTE = 512, 4

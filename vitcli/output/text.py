@@ -16,6 +16,8 @@ from typing import Any
 
 NAME_WIDTH = 12  # columns of the names before the values of `pairs`
 NOT_PLAIN = re.compile(r"[^\x00-\x7e]+")  # DEL, too, as json.dumps does
+NUMBER = re.compile(r"[+-]?\d+(\.\d*)?(e[+-]?\d+)?")
+COMPUTED = re.compile(r"[=@\t\r]|[+-].")  # how cells begin that a spreadsheet takes for formulas
 LEAST_EXAFLOPS = 1e-3  # below it compute is in GFLOPs
 # The last row of a plan.
 WHOLE_RECIPE = ("recipe", "all of it is in --dry-run --json; vit recipes show NAME explains each value")
@@ -472,7 +474,15 @@ def natural(text: str, *, ignore_case: bool = False) -> list[tuple[int, int, str
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Write rows, the header among them, as CSV with Unix line ends."""
+    """Write rows, the header among them, as CSV with Unix line ends.
+
+    A text that a spreadsheet would compute, such as a class named `=1+cmd()`, begins with an apostrophe.
+    """
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows([_harmless(cell) for cell in row] for row in rows)
     return text.getvalue()
+
+
+def _harmless(cell: Any) -> Any:
+    is_computed = isinstance(cell, str) and COMPUTED.match(cell) and not NUMBER.fullmatch(cell)
+    return f"'{cell}" if is_computed else cell

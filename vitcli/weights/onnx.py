@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from vitcli.errors import VitError, reason_of
 from vitcli.output.atomic import digest_of_file
-from vitcli.weights.onnx_session import OnnxSession, not_installed
 from vitcli.weights.production.program import FromImages, ProgramForm, exporting
+from vitcli.weights.production.session import OnnxSession, not_installed
 
 OPSET = 20
 MAX_BYTES_IN_ONE_FILE = 1_800_000_000  # of weights; protobuf, and so an .onnx file, is limited to 2 GB

@@ -687,6 +687,17 @@ def test_a_file_that_counts_wrongly_is_found_out():
         split.read_row(0)
 
 
+def test_a_count_that_the_bytes_of_a_shard_cannot_hold_is_refused_unread():
+    url = tar("far://pets/0.tar", samples(range(4)))
+    told = {"shardlist": [{"url": "0.tar", "nsamples": 10**18}]}
+    put("far://pets/shardindex.json", json.dumps(told).encode())
+    Far.reads.clear()
+
+    with pytest.raises(DataError, match="and 1,000,000,000,000,000,000 samples are expected") as refused:
+        opened(url, num_classes=3)
+    assert refused.value.where == url and not [read for read in Far.reads if read[0].endswith(".tar")]
+
+
 def test_nothing_else_beside_the_shards_is_taken_for_counts():
     url = tar("far://pets/0.tar", samples(range(4)))
     for number, text in enumerate(("{", "[]", '{"shardlist": 3}', '{"splits": {"a": {}}}')):

@@ -11,6 +11,7 @@ from tests.conftest import data_section
 from tests.folders import flat, table, text
 from vitcli.data.dataset import DataSet, open_train_and_eval
 from vitcli.data.loader import read_example
+from vitcli.data.sources import label_files
 from vitcli.errors import DataError
 
 COLUMNS = "write a line with the columns file,label, then a line for each image: cat/1.jpg,cat"
@@ -134,6 +135,11 @@ BAD = {
     "one of several classes that train lacks": (
         ".csv", "file,label,split\n0.png,a|b,train\n1.png,b|c,val\n",
         "split validation has labels that train does not have: c", "ROOT/labels.csv", TRAIN,
+    ),
+    "too many columns": (
+        ".csv", f"file,label,{','.join(map(str, range(1999)))}\n0.png,a\n",
+        "labels.csv has 2,001 columns, and 2,000 at most are read", "ROOT/labels.csv, line 1",
+        "keep the columns of files, labels, splits and groups",
     ),
     "a name of each image": (
         ".csv", rows(f"id-{number}" for number in range(30)),
@@ -428,3 +434,24 @@ def test_a_folder_beside_whose_name_begins_alike_is_outside_the_data_set(tmp_pat
         text(tmp_path / "photos/labels.csv", f"file,label\n0.png,a\n{path},b\n")
         with pytest.raises(DataError, match="is outside the data set"):
             DataSet(str(tmp_path / "photos")).open("train")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_rows_are_counted_as_they_are_read(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(label_files, "MOST_VALUES", 200)
+    monkeypatch.setattr(label_files, "MOST_MISSING", 20)
+    flat(tmp_path, 1)
+    path = tmp_path / f"labels{suffix}"
+
+    def refused(num_rows: int) -> DataError:
+        lines = [json.dumps({"file": f"{number}.png", "label": "a"}) for number in range(num_rows)]
+        path.write_text("\n".join(lines) if suffix == ".jsonl" else rows("a" * num_rows))
+        with pytest.raises(DataError) as error:
+            DataSet(str(path))
+        return error.value
+
+    too_many = refused(150)
+    assert too_many.message == f"labels{suffix} has more than 200 values"
+    assert too_many.where == f"{path}, line {101 + (suffix == '.csv')}"
+    assert refused(90).message.startswith(f"more than 20 of 90 files that labels{suffix} names are missing")
+    assert refused(15).message.startswith(f"14 of 15 files that labels{suffix} names are missing: 1.png")

@@ -27,12 +27,14 @@ from vitcli.data.shards.remote import Columns, Contents, RowOf, ShardFile, file_
 from vitcli.errors import DataError, MachineError, VitError, is_of_machine
 from vitcli.output import user_cache
 from vitcli.output.atomic import replace_file
+from vitcli.regular_files import MOST_TEXT_BYTES, parse_json
 
 LABEL_FIELDS = ("label", "cls", "class")
 MAX_LABEL_BYTES = 2**20  # of a .cls or .json member
 COMPRESSED_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 # Counts of samples that other tools write beside shards: `widsindex create`, then timm.
 COUNT_FILES = ("shardindex.json", "index.json", "_info.json", "info.json")
+LEAST_SAMPLE_BYTES = 2 * tarfile.BLOCKSIZE  # the header of an image, and a block of it
 INDEX_VERSION = 1  # part of the name of a cached index
 LOCK_WAIT_S = 600  # enough for some GB over a slow line; a process that holds the lock longer may hang
 
@@ -111,7 +113,11 @@ def _block_bytes(file: ShardFile, index_bytes: int) -> int:
 
 
 def known_counts(files: Iterable[ShardFile]) -> dict[str, int]:
-    """Return the samples of each URL that count files beside the shards give, matched by file name."""
+    """Return the samples of each URL that count files beside the shards give, matched by file name.
+
+    Raises:
+        DataError: a shard has not the bytes for as many.
+    """
     by_folder: dict[tuple, list[ShardFile]] = {}
     for file in files:
         by_folder.setdefault((file.fs, posixpath.dirname(file.path)), []).append(file)
@@ -120,10 +126,18 @@ def known_counts(files: Iterable[ShardFile]) -> dict[str, int]:
         counts: dict[str, int] = {}
         for name in COUNT_FILES:
             with suppress(Exception):  # missing, of another format, or not JSON: the shards are read then
-                counts = _counts_in(json.loads(fs.cat_file(f"{folder}/{name}"))) | counts
+                content = fs.cat_file(f"{folder}/{name}", end=MOST_TEXT_BYTES)
+                counts = _counts_in(parse_json(content)) | counts
         for file in shards:
-            if counts.get(name := file_name(file.path), -1) >= 0:
-                counts_by_url[file.url] = counts[name]
+            count = counts.get(file_name(file.path), -1)
+            if count > file.size // LEAST_SAMPLE_BYTES:
+                raise DataError(
+                    f"{file_name(file.path)} has {file.size:,} bytes, and {count:,} samples are expected",
+                    where=file.url,
+                    fix=f"restore the shard, or remove the count file beside it ({', '.join(COUNT_FILES)})",
+                )
+            if count >= 0:
+                counts_by_url[file.url] = count
     return counts_by_url
 
 

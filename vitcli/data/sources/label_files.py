@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ from vitcli.data.sources.label_values import (
 from vitcli.data.sources.tables import SPLIT_WORDS, Tables, split_of, table_of
 from vitcli.errors import DataError, nearest, reason_of
 from vitcli.output.text import count_of, first_few, is_text
-from vitcli.regular_files import MOST_BYTES, read_regular
+from vitcli.regular_files import parse_json, read_regular
 
 if TYPE_CHECKING:
     import datasets  # which takes time to load, and the names in this file are needed without it
@@ -59,6 +60,9 @@ LABEL_COLUMNS = (
 NUMBER_COLUMNS = (*LABEL_COLUMNS, "value", "score", "y")
 SPLIT_COLUMNS = ("split", "subset", "partition")
 PERHAPS_SPLIT_COLUMNS = ("fold", "set")  # of splits only if all values are words for splits
+MOST_BYTES = 2**28  # of a table; Parquet is for more
+MOST_COLUMNS, MOST_VALUES = 2_000, 4_000_000  # each value takes up to 250 bytes
+MOST_MISSING = 100_000  # files that are looked for in vain
 SEVERAL = "labels"  # the column of a table that the columns of 0 and 1 become
 COLUMNS_HELP = "a line with the columns file,label, then a line for each image: cat/1.jpg,cat"
 
@@ -84,7 +88,7 @@ class LabelChoices:
     one_hot: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LabelRow:
     """One line of a label file: its number in the file, and the text of each column."""
 
@@ -205,6 +209,8 @@ def _labelled_images(files: list[LabelFile], places: "_Places") -> list[Labelled
             path = places.find(file.folder, name, where=place)
             if path is None:
                 missing.append(name)
+                if len(missing) > MOST_MISSING:
+                    raise _missing(missing, files)
                 continue
             if path in images:
                 raise _twice(images[path], label, place, os.path.relpath(path, places.root))
@@ -255,7 +261,8 @@ def read_label_file(path: Path, root: Path, choices: LabelChoices = LabelChoices
     Raises:
         DataError: it cannot be read, or has no such columns.
     """
-    rows = list(_rows_of_jsonl(path) if path.suffix.lower() == ".jsonl" else _rows_of_csv(path))
+    read = _rows_of_jsonl if path.suffix.lower() == ".jsonl" else _rows_of_csv
+    rows = _within_bounds(path, read(path))
     if not rows:
         raise DataError(f"{path.name} has no rows", where=str(path), fix=f"write {COLUMNS_HELP}")
     columns = list(rows[0].values)
@@ -309,23 +316,14 @@ def _only_numbers(path: Path, column: str) -> NoColumn:
 
 def _rows_of_csv(path: Path) -> Iterator[LabelRow]:
     """Yield the rows of a table of commas, semicolons or tabs, with or without a line of names."""
-    try:
-        # Spreadsheets write a mark of three bytes first.
-        text = read_regular(path, MOST_BYTES).decode("utf-8-sig")
-        first = next((line for line in text.split("\n") if line.strip()), "")
-        # By its first cell, if that is an image: a label may hold more semicolons than there are commas.
-        delimiter = max(",;\t", key=lambda mark: (_names_image(first.split(mark)[0]), first.count(mark)))
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        lines = [(reader.line_num, cells) for cells in reader if any(map(str.strip, cells))]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise _unreadable(path, error) from error
-    if not lines:
+    lines = _lines_of_csv(path)
+    first = next(lines, None)
+    if first is None:
         return
-    header = [cell.strip() for cell in lines[0][1]]
+    header = [cell.strip() for cell in first[1]]
+    _check_columns(path, len(header))
     if _is_image_row(header):
-        header = ["file", "label", "split"][: len(header)]
-    else:
-        lines = lines[1:]
+        header, lines = ["file", "label", "split"][: len(header)], chain([first], lines)
     if len(set(header)) < len(header) or "" in header:
         raise DataError(
             f"two columns of {path.name} have the same name or none: {', '.join(map(repr, header))}",
@@ -340,6 +338,46 @@ def _rows_of_csv(path: Path) -> Iterator[LabelRow]:
                 fix='put values with a comma into quotes: "a, b.jpg",cat',
             )
         yield LabelRow(line, dict(zip(header, map(str.strip, cells), strict=True)))
+
+
+def _lines_of_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number and the cells of each line that is not empty."""
+    try:
+        # Spreadsheets write a mark of three bytes first.
+        content = io.BytesIO(read_regular(path, MOST_BYTES))
+        with io.TextIOWrapper(content, "utf-8-sig", newline="") as text:
+            first = next((line for line in text if line.strip()), "")
+            # By its first cell, if that is an image: a label may hold more semicolons than there are commas.
+            delimiter = max(",;\t", key=lambda mark: (_names_image(first.split(mark)[0]), first.count(mark)))
+            text.seek(0)
+            reader = csv.reader(text, delimiter=delimiter, strict=True)
+            yield from ((reader.line_num, cells) for cells in reader if any(map(str.strip, cells)))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise _unreadable(path, error) from error
+
+
+def _check_columns(path: Path, number: int) -> None:
+    if number > MOST_COLUMNS:
+        raise DataError(
+            f"{path.name} has {number:,} columns, and {MOST_COLUMNS:,} at most are read",
+            where=f"{path}, line 1",
+            fix="keep the columns of files, labels, splits and groups",
+        )
+
+
+def _within_bounds(path: Path, rows: Iterator[LabelRow]) -> list[LabelRow]:
+    """Return all rows, unless they would take more memory than labels of millions of images do."""
+    kept, num_values = [], 0
+    for row in rows:
+        num_values += len(row.values)
+        if num_values > MOST_VALUES:
+            raise DataError(
+                f"{path.name} has more than {MOST_VALUES:,} values",
+                where=f"{path}, line {row.line}",
+                fix="keep the columns of files, labels, splits and groups, or write Parquet files",
+            )
+        kept.append(row)
+    return kept
 
 
 def _is_image_row(cells: list[str]) -> bool:
@@ -361,8 +399,8 @@ def _rows_of_jsonl(path: Path) -> Iterator[LabelRow]:
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            values = parse_json(line)
+        except ValueError as error:
             raise _unreadable(path, error, line=number) from error
         if not isinstance(values, dict):
             raise DataError(
@@ -377,7 +415,9 @@ def _rows_of_jsonl(path: Path) -> Iterator[LabelRow]:
                 where=f"{path}, line {number}",
                 fix="write the characters themselves, in UTF-8, or both halves",
             )
-        columns = columns or list(texts)
+        if columns is None:
+            columns = list(texts)
+            _check_columns(path, len(columns))
         yield LabelRow(number, {column: texts.get(column, "") for column in columns})
 
 
@@ -445,7 +485,7 @@ class _Places:
         Raises:
             DataError: it is outside the data set's folder, or its bare name fits several files.
         """
-        for spelling in (name, name.replace("\\", "/")):
+        for spelling in dict.fromkeys((name, name.replace("\\", "/"))):
             path = os.path.normpath(os.path.join(folder, spelling))
             if not path.startswith(self.root + os.sep) or "://" in name or "\0" in name:
                 raise DataError(
@@ -467,8 +507,9 @@ class _Places:
 
 def _missing(names: list[str], files: list[LabelFile]) -> DataError:
     count, total = len(names), sum(len(file.rows) for file in files)
+    more = "more than " if count > MOST_MISSING else ""
     return DataError(
-        f"{count} of {count_of(total, 'file')} that {files[0].path.name} names "
+        f"{more}{min(count, MOST_MISSING)} of {count_of(total, 'file')} that {files[0].path.name} names "
         f"{'is' if count == 1 else 'are'} missing: {first_few(names, 3)}",
         where=f"{files[0].path}; paths start from {files[0].folder}",
         fix="correct the paths, restore the files, or remove the rows",
