@@ -13,18 +13,24 @@ import subprocess
 import sys
 import time
 import zipfile
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import Outcome, run
+from tests.conftest import REPOSITORY, Outcome, run
+from vitcli import regular_files
+from vitcli.data import decoding, video
+from vitcli.data.sources import label_files
 from vitcli.errors import WeightsError
-from vitcli.export import onnx_process
+from vitcli.export import golden, onnx_process
+from vitcli.recipe import toml, validation
 from vitcli.weights import files
 from vitcli.weights.io import read_weights
 
+SERVER = REPOSITORY / "examples/server.py"
 MOST_MB = 1_200  # of a process, with torch: the aim for every file of less
 LIMITED = """\
 import resource, sys
@@ -268,3 +274,137 @@ def test_an_onnx_file_that_takes_all_memory_or_never_ends_is_refused(tmp_path, m
 
     check_refused(refused, 8, f"it takes {what}, which no network of its size does", "x.onnx")
     assert "\x1b" not in refused.err and len(refused.err.splitlines()) == 3
+
+
+# data
+
+
+def write_photographs(folder: Path, num_images: int) -> None:
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+        for number in range(num_images):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / name / f"{number}.png")
+
+
+def write_labels(folder: Path, *, num_columns: int) -> None:
+    """Write as many values as a file of labels may have, of images that are not there."""
+    write_photographs(folder, 1)
+    num_rows = label_files.MOST_VALUES // num_columns
+    names = ",".join(f"c{number}" for number in range(2, num_columns))
+    cells = ",a class" * (num_columns - 2)
+    rows = (f"{number}.png,class {number}{cells}" for number in range(num_rows))
+    (folder / "labels.csv").write_text("\n".join(["file,label" + ("," + names if names else ""), *rows]))
+
+
+def write_golden(path: Path) -> None:
+    """Write a golden file of images that are 15 KB each as PNG and 265 MB as pixels."""
+    write_program(path, "memory")
+    golden_file = path.with_name(f"{path.stem}.golden.json")
+    written, buffer = json.loads(golden_file.read_text()), io.BytesIO()
+    Image.new("1", (9_400, 9_400)).save(buffer, "PNG")
+    (image,) = written["images"]
+    written["images"] = [image | {"png": base64.b64encode(buffer.getvalue()).decode()}] * 20
+    golden_file.write_text(json.dumps(written))
+
+
+def write_video(path: Path) -> None:
+    """Write a video whose second frame has 256 million pixels."""
+    av = pytest.importorskip("av")
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mjpeg", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuvj420p"
+        for number, size in enumerate([(64, 48), (16_000, 16_000)]):
+            buffer = io.BytesIO()
+            Image.new("L", size).save(buffer, "JPEG")
+            packet = av.Packet(buffer.getvalue())
+            packet.stream, packet.pts, packet.dts, packet.time_base = stream, number, number, Fraction(1, 10)
+            container.mux(packet)
+
+
+@needs_limits
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["many rows", "many columns", "golden", "program", "video", "image", "recipe"]
+)
+def test_what_is_read_of_data_takes_little_memory(tmp_path, kind):
+    file, allowed_mb, code, imports = tmp_path / "x", 700, 3, TORCH
+    match kind:
+        case "many rows" | "many columns":
+            write_labels(tmp_path, num_columns=2 if kind == "many rows" else 2_000)
+            words, allowed_mb, imports = ("datasets", "check", tmp_path), 1_200, ""
+        case "golden":
+            write_golden(tmp_path / "x.onnx")
+            words = ("export", "--check", tmp_path / "x.onnx")
+        case "program":
+            write_program(tmp_path / "x.onnx", "memory")
+            words, code = ("export", "--check", tmp_path / "x.onnx"), 8
+        case "video":
+            write_video(tmp_path / "x.mkv")
+            words = ("predict", "--ckpt", "demo", tmp_path / "x.mkv", "--every", 1)
+        case "image":
+            Image.new("1", (9_500, 9_500)).save(tmp_path / "x.png")
+            words = ("predict", "--ckpt", "demo", tmp_path / "x.png")
+        case "recipe":
+            file = tmp_path / "runs" / "a"
+            file.mkdir(parents=True)
+            (file / "recipe.toml").write_text(DOTS)
+            (file / "plan.json").write_text("{}")
+            words = ("report", file)
+    outcome, peak_mb = vit_within(allowed_mb, *words, imports=imports)
+
+    check_refused(outcome, code)
+    assert peak_mb < MOST_MB
+
+
+# the table
+
+
+def test_the_bounds_that_security_md_states_are_those_of_the_code():
+    table = (REPOSITORY / "SECURITY.md").read_text().partition("## What a file may cost")[2]
+    stated = {}
+    for line in table.splitlines():
+        if line.startswith("| ") and not line.startswith("| file |"):
+            _, file, bounds, _ = line.split("|")
+            stated[file.strip()] = [
+                int(word.replace(",", "")) for word in re.findall(r"\d[\d,]*\d|\d", bounds)
+            ]
+    server = dict(re.findall(r"([A-Z_]+)(?:, MOST_PIXELS)? = ([\d_., ()A-Za-z]+)", SERVER.read_text()))
+    most_bytes, most_pixels = re.findall(r"\d[\d_]+", server["MOST_BYTES"])
+    at_once = [int(number) for number in re.findall(r"Semaphore\((\d+)\)", SERVER.read_text())]
+
+    assert stated == {
+        "image": [
+            decoding.MAX_PIXELS,
+            decoding.MAX_SIDE,
+            regular_files.MOST_BYTES,
+            decoding.MOST_SCANNED_PIXELS,
+        ],
+        "frame of a video": [int(video.DECODER_OPTIONS["max_pixels"])],
+        "`.safetensors`": [files.MOST_HEADER_BYTES, files.MOST_TENSORS, files.MOST_KEYS],
+        "`.pth`": [files.MOST_PICKLED_BYTES, files.MAX_EXPANSION],
+        "JSON of settings and results": [regular_files.MOST_TEXT_BYTES, regular_files.MOST_VALUES],
+        "recipe": [toml.MOST_BYTES, toml.MOST_DOTS, validation.MOST_MISTAKES],
+        "file of labels": [
+            label_files.MOST_BYTES,
+            label_files.MOST_COLUMNS,
+            label_files.MOST_VALUES,
+            label_files.MOST_MISSING,
+        ],
+        "count file beside shards": [],
+        "golden file": [golden.MOST_BYTES, golden.NUM_IMAGES, golden.MOST_SIDE, golden.MOST_SIDE],
+        "ONNX file in `--check`": [
+            onnx_process.MEMORY_MB,
+            onnx_process.MEMORY_PER_BYTE,
+            onnx_process.MOST_S,
+            1,
+            onnx_process.BYTES_IN_A_SECOND,
+            onnx_process.MOST_OUTPUTS,
+        ],
+        "request to `examples/server.py`": [
+            int(most_bytes),
+            round(float(server["BODY_WITHIN_S"])),
+            int(most_pixels),
+            int(server["MOST_SCANS"].split()[0]),
+            *at_once,
+        ],
+    }

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 MOST_TEXT_BYTES = 2**26  # of a file of settings or results; as text it may take four times that
 MOST_VALUES = 2_000_000  # of JSON: each takes up to 100 bytes
-MOST_BYTES = 2**30  # of an image, or of a table of labels
+MOST_BYTES = 2**30  # of an image
 HARD_LINK = "a hard link"
 
 

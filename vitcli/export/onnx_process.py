@@ -171,13 +171,15 @@ def _open_within(memory_mb: int, seconds: int, path: Path) -> OnnxSession:
         import onnxruntime  # noqa: F401  # before the limit, which is for what it does with the file
     except ImportError:  # no onnxruntime, which the session tells; no limits outside Unix
         return OnnxSession(path, num_threads=num_threads)
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds * num_threads, seconds * num_threads))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limits = {resource.RLIMIT_CPU: seconds * num_threads, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + (memory_mb + num_threads * MB_OF_A_THREAD) * 2**20
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        more = (memory_mb + num_threads * MB_OF_A_THREAD) * 2**20
+        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + more
+    for kind, most in limits.items():
+        allowed = resource.getrlimit(kind)[1]  # by the user
+        most = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
+        resource.setrlimit(kind, (most, most))
     return OnnxSession(path, num_threads=num_threads)
 
 

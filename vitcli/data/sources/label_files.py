@@ -9,7 +9,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -88,12 +88,25 @@ class LabelChoices:
     one_hot: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LabelRow:
-    """One line of a label file: its number in the file, and the text of each column."""
+class LabelRow(Mapping[str, str]):
+    """One line of a label file: its number in the file, and the text of each column.
 
-    line: int
-    values: dict[str, str]
+    There may be millions: the columns' places are those of all rows.
+    """
+
+    __slots__ = ("_cells", "_places", "line")
+
+    def __init__(self, line: int, places: dict[str, int], cells: Iterable[str]):
+        self.line, self._places, self._cells = line, places, tuple(cells)
+
+    def __getitem__(self, column: str) -> str:
+        return self._cells[self._places[column]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._cells)
 
 
 @dataclass(frozen=True)
@@ -121,8 +134,8 @@ class LabelFile:
 
     def label_of(self, row: LabelRow, place: str) -> str:
         if len(self.label_columns) > 1:
-            return hot_names(row.values, self.label_columns, place)
-        return row.values[self.label_columns[0]]
+            return hot_names(row, self.label_columns, place)
+        return row[self.label_columns[0]]
 
 
 @dataclass(frozen=True)
@@ -205,7 +218,7 @@ def _labelled_images(files: list[LabelFile], places: "_Places") -> list[Labelled
     for file in files:
         for row in file.rows:
             place = f"{file.path.name}, line {row.line}"
-            name, label = row.values[file.file_column], file.label_of(row, place)
+            name, label = row[file.file_column], file.label_of(row, place)
             path = places.find(file.folder, name, where=place)
             if path is None:
                 missing.append(name)
@@ -265,7 +278,7 @@ def read_label_file(path: Path, root: Path, choices: LabelChoices = LabelChoices
     rows = _within_bounds(path, read(path))
     if not rows:
         raise DataError(f"{path.name} has no rows", where=str(path), fix=f"write {COLUMNS_HELP}")
-    columns = list(rows[0].values)
+    columns = list(rows[0])
     usual = {"what": "file names", "key": "data.image_column"}
     names = _column(path, columns, choices.file_column, FILE_COLUMNS, **usual)
     split = _split_column(columns, rows)
@@ -279,7 +292,7 @@ def _split_column(columns: list[str], rows: list[LabelRow]) -> str | None:
     if usual := [by_lower[name] for name in SPLIT_COLUMNS if name in by_lower]:
         return usual[0]
     perhaps = (by_lower[name] for name in PERHAPS_SPLIT_COLUMNS if name in by_lower)
-    return next((c for c in perhaps if all(row.values[c].lower() in SPLIT_WORDS for row in rows)), None)
+    return next((c for c in perhaps if all(row[c].lower() in SPLIT_WORDS for row in rows)), None)
 
 
 def _label_columns(
@@ -294,10 +307,10 @@ def _label_columns(
     try:
         return (_column(path, columns, named, usual, what="labels", key="data.label_column"),)
     except NoColumn:
-        of_numbers = [column for column in columns if all(is_number(row.values[column]) for row in rows)]
+        of_numbers = [column for column in columns if all(is_number(row[column]) for row in rows)]
         if choices.numbers and not named and len(of_numbers) == 1:
             return (of_numbers[0],)
-        are_hot = all(row.values[column].lower() in HOT for row in rows for column in columns)
+        are_hot = all(row[column].lower() in HOT for row in rows for column in columns)
         if not (named or choices.numbers) and choices.one_hot and len(columns) > 1 and are_hot:
             return tuple(columns)
         if not (named or choices.numbers) and len(of_numbers) == 1:
@@ -330,6 +343,7 @@ def _rows_of_csv(path: Path) -> Iterator[LabelRow]:
             where=f"{path}, line 1",
             fix="give each column a name of its own",
         )
+    places = {column: place for place, column in enumerate(header)}
     for line, cells in lines:
         if len(cells) != len(header):
             raise DataError(
@@ -337,7 +351,7 @@ def _rows_of_csv(path: Path) -> Iterator[LabelRow]:
                 where=f"{path}, line {line}",
                 fix='put values with a comma into quotes: "a, b.jpg",cat',
             )
-        yield LabelRow(line, dict(zip(header, map(str.strip, cells), strict=True)))
+        yield LabelRow(line, places, map(str.strip, cells))
 
 
 def _lines_of_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -369,7 +383,7 @@ def _within_bounds(path: Path, rows: Iterator[LabelRow]) -> list[LabelRow]:
     """Return all rows, unless they would take more memory than labels of millions of images do."""
     kept, num_values = [], 0
     for row in rows:
-        num_values += len(row.values)
+        num_values += len(row)
         if num_values > MOST_VALUES:
             raise DataError(
                 f"{path.name} has more than {MOST_VALUES:,} values",
@@ -394,7 +408,7 @@ def _rows_of_jsonl(path: Path) -> Iterator[LabelRow]:
         lines = read_regular(path, MOST_BYTES).decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from error
-    columns = None
+    places: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -415,10 +429,10 @@ def _rows_of_jsonl(path: Path) -> Iterator[LabelRow]:
                 where=f"{path}, line {number}",
                 fix="write the characters themselves, in UTF-8, or both halves",
             )
-        if columns is None:
-            columns = list(texts)
-            _check_columns(path, len(columns))
-        yield LabelRow(number, {column: texts.get(column, "") for column in columns})
+        if not places:
+            places = {column: place for place, column in enumerate(texts)}
+            _check_columns(path, len(places))
+        yield LabelRow(number, places, (texts.get(column, "") for column in places))
 
 
 def _text(value: object) -> str:
@@ -452,7 +466,7 @@ def _column(
 def _split_of_row(image: LabelledImage) -> str:
     if image.file.split_column is None:
         return image.file.split
-    word = image.row.values[image.file.split_column]
+    word = image.row[image.file.split_column]
     if not re.fullmatch(r"[\w.-]+", word):
         raise DataError(
             f"{word!r} is not the name of a split" if word else "a row has no split",
@@ -554,10 +568,10 @@ def _table(images: list[LabelledImage], labels: LabelValues, names: list[str]) -
         numbers, kind = labels.values, datasets.Value("float64")
     columns: dict[str, list] = {file.label_column: numbers}
     types: dict[str, object] = {file.label_column: kind}
-    for column in images[0].row.values:
+    for column in images[0].row:
         if column in (file.file_column, *file.label_columns, file.label_column):
             continue
-        values: list = [image.row.values.get(column, "") for image in images]
+        values: list = [image.row.get(column, "") for image in images]
         is_number = all(map(WHOLE_NUMBER.fullmatch, values))
         columns[column] = [int(value) for value in values] if is_number else values
         types[column] = datasets.Value("int64" if is_number else "string")

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -90,7 +90,7 @@ def read_labels(labels: Sequence[LabelText], *, numbers: bool, is_one_hot: bool)
     )
 
 
-def hot_names(values: dict[str, str], columns: Sequence[str], place: str) -> str:
+def hot_names(values: Mapping[str, str], columns: Sequence[str], place: str) -> str:
     """Return the names of the columns that hold a 1, as a JSON list.
 
     Raises:
