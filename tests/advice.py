@@ -18,8 +18,8 @@ OPTION = re.compile(r"--[a-z][a-z0-9-]*")
 FREE = re.compile(r"[A-Z][A-Z_/.]*[A-Z](\.[a-z]+)?|[A-Z]")  # DATA, OWNER/NAME, FILE.html, A: to be filled in
 VALUE = re.compile(r"""['"]|.*[/.=*\d:]|.*,\w""")  # what a value looks like, besides free words
 NAMES = {
-    "all", "auto", "balanced", "bf16", "cpu", "demo", "dev", "fp32", "greedy", "int8", "last", "least-squares",
-    "logistic", "none", "paper", "random", "softmax", "sigmoid", "sqrt", "stock", "sweep", "test",
+    "all", "auto", "balanced", "bf16", "cpu", "demo", "dev", "fp32", "greedy", "int8", "last",
+    "least-squares", "logistic", "none", "paper", "random", "softmax", "sigmoid", "sqrt", "stock", "sweep",
     "tensorboard", "timm", "token", "train",
     "uniform", "validation", "wandb",
 }  # fmt: skip
@@ -97,7 +97,12 @@ def advice_in(text: str) -> Iterator[Advice]:
         elif OPTION.fullmatch(word.text.partition("=")[0]):
             taken, at = _options(words, at, all_options())
             if drops:
-                yield Advice((taken[0],), drops=True)
+                dropped = [taken[0]]
+                while (
+                    at + 1 < len(words) and words[at].text == "and" and OPTION.fullmatch(words[at + 1].text)
+                ):
+                    dropped, at = [*dropped, words[at + 1].text], at + 2
+                yield Advice(tuple(dropped), drops=True)
             elif taken and not (
                 len(taken) == 1 and all_options().get(taken[0], True) and "=" not in taken[0]
             ):

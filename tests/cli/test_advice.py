@@ -42,7 +42,7 @@ LINES = [
     f"{TUNE} --dataset groups.csv --set data.group_column=patient --out runs/groups -v",
     f"{TUNE} --dataset Fotos --skip-bad --folds 2 --out runs/folds -v",
     f"{TUNE} --dataset groups.csv --set data.group_column=patient --folds 2 --out runs/folds-of-groups -v",
-    f"{TUNE} --dataset clean --runs 2 --set model.head=zero --out runs/two -v",
+    f"{TUNE} --dataset Fotos --skip-bad --runs 2 --set model.head=zero --out runs/two -v",
     f"{TUNE} --dataset clean --lr 0.001,0.003 --out runs/sweep -v",
     f"{TUNE} --dataset clean --set optimizer.weight_decay=0,0.1 --runs 2 --out runs/sweep-of-decay -v",
     f"{TUNE} --dataset uneven --out runs/uneven -v",
@@ -93,9 +93,12 @@ LINES = [
     "inspect demo",
     "inspect fotos.safetensors",
     "inspect runs/fotos --images clean/red --out seen",
+    "inspect runs/fotos --dataset Fotos --split train --out seen-fotos",
+    "inspect runs/fotos --images Fotos/red --out seen-broken",
     "report runs",
     "report runs/fotos --out fotos.html",
     "average runs/two",
+    "average runs/two --split train --out runs/two-by-train",
     "average runs/sweep-of-decay",
     "interpolate-posemb demo bigger.safetensors --res 128",
     "models",
@@ -133,7 +136,7 @@ LINES = [
     f"{TUNE} --dataset clean --set optimizer.wd=0.1",
     f"{TUNE} --dataset clean --set schedule.warmup=99",
     f"{TUNE} --dataset clean --set flip=false",
-    f"{TUNE} --dataset clean --folds 99",
+    f"{TUNE} --dataset clean --folds 1",
     f"{TUNE} --dataset clean --folds 2 --set data.eval_split=test",
     f"{TUNE} --dataset clean --recipe masked",
     f"{TUNE} --dataset clean --recipe finetune/defualt",
@@ -179,7 +182,6 @@ LINES = [
     f"{TUNE} --dataset clean/red/00.png",
     f"{TUNE} --dataset cleen",
     f"{TUNE} --dataset cifar1O",
-    f"{TUNE} --dataset shards",
     f"{TUNE} --dataset tiny",
     f"{TUNE} --dataset flat-csv",
     f"{TUNE} --dataset parts --set data.train_split=training",
@@ -313,12 +315,31 @@ FILL = {
     "DATA": "clean", "YOUR_IMAGES": "clean", "OTHER_DATA": "parts", "IMAGES": "clean/red", "WEIGHTS": "demo",
     "CKPT": "runs/fotos", "RUN": "runs/fotos", "FILE": "demo", "FOLDER": "clean", "NAME": "label", "N": "2",
     "NAME.TAG": "vit_tiny_patch16_224.augreg_in21k", "PATTERN": "vit", "COLUMN": "label", "VALUE": "1",
-    "ROW": "table5/b16-in21k/cifar10", "A": "runs/fotos", "B": "runs/sweep", "ANOTHER": "another",
-    "POINTS": "50", "FAMILY": "DINOv3", "OUT": "out.onnx", "FEATURES": "features",
+    "ROW": "table5/b16-in21k/cifar10", "A": "runs/fotos", "B": "runs/sweep", "SPLIT": "train",
+    "POINTS": "50", "FILE.onnx": "fotos.onnx", "FAMILY": "DINOv3", "OUT": "out.onnx", "FEATURES": "features",
 }  # fmt: skip
-FREE_WORD = re.compile(r"NAME\.TAG|\b[A-Z][A-Z_]*\b")
+FREE_WORD = re.compile(r"NAME\.TAG|FILE\.onnx|\b[A-Z][A-Z_]+\b|^[A-Z]$")
 # The right question instead of a success: what is typed, what is asked, and why that is right.
-QUESTIONS: list[tuple[str, str, str]] = []
+QUESTIONS: list[tuple[str, str, str]] = [
+    ("", "already exists", "the file is there since a line before, and --overwrite replaces it"),
+    ("--track wandb", "is not installed", "which package to install, for an option that needs one"),
+    (
+        "optimizer.name=adamw",
+        "optimizer.name is",
+        "adam is AdamW here, which the name of another tool is not",
+    ),
+    ("--precision fp16", "needs a GPU", "the nearest name of fp64, and this machine has no GPU"),
+    ("--device cuda", "there is no cuda", "an option for machines with GPUs"),
+    ("datasets check", "would spoil a number", "what the check is for"),
+    (
+        "--classes",
+        "has no class|there is no class map",
+        "the images are of other classes than those of the map",
+    ),
+    ("--real real.json", "there is no file", "a file that only its owner has"),
+    ("fewshot .*regression", "is a training option", "numbers are for vit finetune alone"),
+    ("cifar10|timm/|hf-hub:", "download|Hub", "tests have no network"),
+]
 # Commands that a sentence only names: they need a folder, a checkpoint or minutes.
 # Lines that describe, or speak of another command than the one that was typed.
 TELLS_NOTHING = ["made the checkpoint --ckpt demo", "use it with --recipe"]
@@ -385,7 +406,8 @@ def user_files(tmp_path_factory) -> Path:
     table(root / "flat-csv/mine.csv", ("file", "label"), [(f"{n}.png", "ab"[n % 2]) for n in range(24)])
     table(root / "numbers.csv", ("file", "age"), [(file, 20 + n / 3) for file, _, n in rows])
     table(root / "years.csv", ("file", "label"), [(file, 20 + n / 3) for file, _, n in rows])
-    table(root / "tags.csv", ("file", "label"), [(f, f"{c}|{'od' if n % 2 else 'ev'}") for f, c, n in rows])
+    tags = [(f, f"{c}|{'od' if n % 2 else 'ev'}", c) for f, c, n in rows]
+    table(root / "tags.csv", ("file", "label", "colour"), tags)
     table(root / "groups.csv", ("file", "label", "patient"), [(f, c, f"p{n // 2}") for f, c, n in rows])
     table(root / "names.csv", ("file", "kind", "colour"), [(f, "xy"[n % 2], c) for f, c, n in rows])
     table(root / "missing.csv", ("file", "label"), [*((f, c) for f, c, _ in rows), ("no.png", "red")])
@@ -437,7 +459,15 @@ class Typist:
                 self._follow_all(following, answer, depth + 1)
 
     def _filled(self, words: list[str], succeeded: bool) -> list[str]:
-        words = [FREE_WORD.sub(lambda free: FILL.get(free[0], free[0]), word) for word in words]
+        self.new_folders += "ANOTHER" in words
+        fill = FILL | {"ANOTHER": f"another-{self.new_folders}"}
+        if words[0] == "recipes":
+            fill["NAME"] = "finetune/default"
+        if {"names.csv", "tags.csv"} & set(words):
+            fill["NAME"] = "colour"
+        if "--classes" in words:
+            fill["NAME"] = "imagenet_r"
+        words = [FREE_WORD.sub(lambda free: fill.get(free[0], free[0]), word) for word in words]
         name, rest = split_command(words)
         if name in SHORT and not DURATIONS & {word.partition("=")[0] for word in rest}:
             words = [*words, *SHORT[name]]
@@ -457,8 +487,8 @@ def lines_to_type(words: list[str], outcome: Outcome) -> Iterator[tuple[str, lis
     if "--help" in words or words[0] == "help":
         return
     known, value = without_unknown(words, message)
-    for text in texts:
-        if meant := re.search(r"did you mean '?([^'?]+)'?\?", text):
+    for text in (text.replace("vit --help", "its help") for text in texts):
+        if meant := re.search(r"did you mean '([^'?]+)'\?", text):
             yield text, with_meant(words, text, meant[1])
         for advice in advice_in(text):
             if is_typed(advice, text):

@@ -112,7 +112,7 @@ def _example_of(command: str) -> str:
     match command:
         case "finetune":
             return "--ckpt FILE, a run folder, timm/NAME or demo; or --ckpt random with --model NAME"
-        case "predict":
+        case "predict" | "datasets preview":
             return "--ckpt RUN, a weights file, timm/NAME or demo"
         case "inspect":
             return "--ckpt RUN, a weights file, timm/NAME or demo; vit inspect without options shows the demo"
