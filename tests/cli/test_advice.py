@@ -1,6 +1,7 @@
 """No advice fails as typed: what screens and errors tell a person to type is typed."""
 
 import csv
+import itertools
 import re
 import shlex
 import shutil
@@ -317,6 +318,7 @@ FILL = {
     "ROW": "table5/b16-in21k/cifar10", "A": "runs/fotos", "B": "runs/sweep", "SPLIT": "train",
     "POINTS": "50", "FILE.onnx": "fotos.onnx", "FAMILY": "DINOv3", "OUT": "out.onnx", "FEATURES": "features",
 }  # fmt: skip
+NUMBERS = itertools.count(2)  # of folders that are written again
 FREE_WORD = re.compile(r"NAME\.TAG|FILE\.onnx|\b[A-Z][A-Z_]+\b|^[A-Z]$")
 # The right question instead of a success: what is typed, what is asked, and why that is right.
 QUESTIONS: list[tuple[str, str, str]] = [
@@ -530,7 +532,11 @@ def fresh(following: list[str], words: list[str], outcome: Outcome) -> list[str]
     if following[at] != words[words.index("--out") + 1]:
         return following
     path = Path(following[at])
-    return [*following[:at], str(path.with_name(f"{path.stem}-again{path.suffix}")), *following[at + 1 :]]
+    return [
+        *following[:at],
+        str(path.with_name(f"{path.stem}-{next(NUMBERS)}{path.suffix}")),
+        *following[at + 1 :],
+    ]
 
 
 def judged(words: list[str], before: Outcome, outcome: Outcome) -> tuple[str, str]:
