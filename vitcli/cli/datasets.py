@@ -146,7 +146,7 @@ def datasets_preview(
         if recipe
         else recipes.load_for_dataset("finetune", dataset, overrides, keys)
     )
-    recipes.check_names_ckpt(loaded, "finetune")
+    recipes.check_names_ckpt(loaded, "datasets preview")
     inputs.check_recipe(loaded)
     launch(None, "cpu")
     from vitcli.training.preview import PreviewOptions, as_text, preview

@@ -89,7 +89,9 @@ def unknown_option(name: str, command: str, options: Sequence[str]) -> VitError:
     did_you_mean, fix = "", f"{command} --help lists the options"
     name_here = name.lower().replace("_", "-")
     keys = _recipe_keys(name_here) if "--set" in options else []
-    if name_here in RESUMING:
+    if name_here == "--ckpt" and command == "vit pretrain":
+        fix = "leave it out: fresh weights are trained; vit finetune --ckpt CKPT --dataset DATA takes others"
+    elif name_here in RESUMING:
         fix = "give the same command line with the same --out again: it resumes the run"
     elif name_here in CLASS_COUNTS:
         fix = "leave it out: the data set says how many classes there are"

@@ -112,7 +112,7 @@ def remembered(ckpt: str | None, dataset: str | None, *, keeps_head: bool = Fals
         return {}
     with suppress(VitError):
         recipe, _ = run_folder.recipe_of(folder)
-        keys = reading_keys(recipe) if run_folder.is_data_of(recipe, dataset) else {}
+        keys = reading_keys(recipe.data) if run_folder.is_data_of(recipe, dataset) else {}
         is_trained = keeps_head and recipe.objective is not None
         return keys | ({"objective.loss": recipe.objective.loss} if is_trained else {})
     return {}
@@ -136,7 +136,7 @@ def data_of_run(ckpt: str) -> dict[str, Any]:
             where=f"recipe key data.dataset in {folder / run_folder.RECIPE}",
             fix="name it, where it is now: --dataset DATA",
         )
-    return reading_keys(recipe, WHICH_DATA)
+    return reading_keys(recipe.data, WHICH_DATA)
 
 
 def policy_of_run(ckpt: str | None) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def policy_of_run(ckpt: str | None) -> dict[str, Any]:
 
     folder = run_folder.folder_of(ckpt) if ckpt else None
     with suppress(VitError):
-        return reading_keys(run_folder.recipe_of(folder)[0], ("on_bad_image",)) if folder else {}
+        return reading_keys(run_folder.recipe_of(folder)[0].data, ("on_bad_image",)) if folder else {}
     return {}
 
 

@@ -227,6 +227,7 @@ def as_text(result: dict[str, Any]) -> str:
         "onnx": f'"images", {INPUT_TEXT[result.get("input", "images")]}',
         "pt2": Verbatim(f"torch.export.load({out!r}).module()(images)"),
     }
+    command, takes = ("predict", "IMAGES") if num_classes else ("finetune", "--dataset DATA")
     rows = [
         ("model", f"{model_text(result)}; {size_text(result['resolution'])} px"),
         ("pixels", result["preprocessing"]),
@@ -237,7 +238,7 @@ def as_text(result: dict[str, Any]) -> str:
         *([("gate", _gate_text(result["gate"]))] if "gate" in result else []),
         *([("speed", speed_text(result["speed"]))] if "speed" in result else []),
         *_written(result),
-        ("use", usage.get(result["format"], Verbatim(f"--ckpt {shlex.quote(out)}"))),
+        ("use", usage.get(result["format"], Verbatim(f"vit {command} --ckpt {shlex.quote(out)} {takes}"))),
     ]
     snippet = result.get("snippet")
     return pairs(rows) + (f"\nin Python (pip install onnxruntime pillow):\n\n{snippet}" if snippet else "")

@@ -347,7 +347,7 @@ def _layer_advice(
 
 def _next(backbone: Backbone) -> list[str]:
     """Return the command that fine-tunes the chosen checkpoint, as a list of words."""
-    return ["vit", "finetune", "--ckpt", str(backbone.recipe.model.ckpt), *data_words(backbone.recipe)]
+    return ["vit", "finetune", "--ckpt", str(backbone.recipe.model.ckpt), *data_words(backbone.recipe.data)]
 
 
 def _seen_notes(backbones: Sequence[Backbone]) -> list[str]:

@@ -338,7 +338,7 @@ def _result(
         **(train.left_out | test.left_out).summary(),
         "precision": extractor.settings.precision,
         "num_processes": extractor.settings.runtime.world_size,
-        "next": ["vit", "finetune", "--ckpt", str(recipe.model.ckpt), *data_words(recipe)],
+        "next": ["vit", "finetune", "--ckpt", str(recipe.model.ckpt), *data_words(recipe.data)],
     }
 
 

@@ -74,17 +74,17 @@ def _open_labelled(name: SplitName, against: SplitName, section: Data) -> Split:
     part = opened[index_to_train(opened, against)]
     labels, _ = read_labels(part.data, part.name, len(part.split))
     if labels and labels.has_numbers:
-        fix = "leave --labels out: it compares classes"
+        fix = "leave --labels and --ckpt out: they compare classes"
         raise DataError(f"{part.split.name} has a number to predict", where="--labels", fix=fix)
     split = dataset.from_section(part.data).open(part.name)
     if split.has_several_labels:
         fix = "name a column of one label with --set data.label_column=NAME"
         raise DataError(f"the rows of {split.name} have several labels each", where="--labels", fix=fix)
     if not split.has_labels:
-        fix = "leave --labels out, or put the images into class folders"
+        fix = "leave --labels and --ckpt out, or put the images into class folders"
         raise DataError(f"the images of {split.name} have no labels", where="--labels", fix=fix)
     if split.is_large:
-        fix = "leave --labels out, or name a part: --split train[:10%] --against-split train[:10%]"
+        fix = "leave --labels and --ckpt out, or name a part: --split train[:10%] --against-split train[:10%]"
         raise DataError(f"{split.name} has too many labels to read them first", where="--labels", fix=fix)
     return split
 

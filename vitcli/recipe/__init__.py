@@ -112,11 +112,12 @@ def _example_of(command: str) -> str:
     match command:
         case "finetune":
             return "--ckpt FILE, a run folder, timm/NAME or demo; or --ckpt random with --model NAME"
-        case "predict":
+        case "predict" | "datasets preview":
             return "--ckpt RUN, a weights file, timm/NAME or demo"
         case "inspect":
             return "--ckpt RUN, a weights file, timm/NAME or demo; vit inspect without options shows the demo"
-    return f"vit {command} --ckpt RUN --dataset DATA, such as --ckpt demo --dataset demo:pretrain"
+    more = " --out FEATURES.safetensors" if command == "embed" else ""
+    return f"vit {command} --ckpt RUN --dataset DATA{more}, such as --ckpt demo --dataset demo:pretrain"
 
 
 def merge(

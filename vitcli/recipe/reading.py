@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vitcli.recipe.schema import Data, Recipe
+from vitcli.recipe.schema import Data
 from vitcli.recipe.toml import toml_value
 
 WHICH_DATA = ("dataset", "eval_split")  # and which images are scored
@@ -11,16 +11,20 @@ HOW_TO_READ = (
 )  # fmt: skip
 
 
-def reading_keys(recipe: Recipe, keys: tuple[str, ...] = HOW_TO_READ) -> dict[str, Any]:
+def reading_keys(data: Data, keys: tuple[str, ...] = HOW_TO_READ) -> dict[str, Any]:
     """Return those of the keys of a recipe's [data], dotted, whose values are not the default."""
-    values = {key: getattr(recipe.data, key) for key in keys}
+    values = {key: getattr(data, key) for key in keys}
     return {f"data.{key}": value for key, value in values.items() if value != Data.model_fields[key].default}
 
 
-def data_words(recipe: Recipe) -> list[str]:
+def data_words(data: Data) -> list[str]:
     """Return the words of a command line by which a command reads the data of a recipe in the same way."""
-    keys = reading_keys(recipe)
-    words = ["--dataset", recipe.data.dataset]
+    return ["--dataset", str(data.dataset), *reading_words(data)]
+
+
+def reading_words(data: Data) -> list[str]:
+    """Return those words without the data set."""
+    keys, words = reading_keys(data), []
     words += ["--skip-bad"] if keys.pop("data.on_bad_image", None) == "skip" else []
     for key, value in keys.items():
         words += ["--set", f"{key}={value if isinstance(value, str) else toml_value(value)}"]

@@ -384,7 +384,11 @@ def _contradictions_of_folds(folds: int, values: Mapping[str, Any]) -> Iterator[
         yield key, f"train.runs is {runs}, and train.folds {folds}", fix
     if values.get("data.eval_split", "auto") != "auto":
         what = f"folds are scored on training images, and data.eval_split is {values['data.eval_split']!r}"
-        yield key, what, "set data.eval_split to auto; vit evaluate --split scores another split afterwards"
+        yield (
+            key,
+            what,
+            "set data.eval_split to auto; vit evaluate --ckpt RUN --split SPLIT scores another afterwards",
+        )
     if (loss := values.get("objective.loss")) in ("masked_patch", "regression"):
         yield (
             key,

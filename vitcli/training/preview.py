@@ -24,6 +24,7 @@ from vitcli.data.sampler import derive_seed
 from vitcli.data.split import Split
 from vitcli.data.transforms import preprocessing_of, train_transform_of
 from vitcli.distributed.transfer import seed_generators
+from vitcli.errors import VitError
 from vitcli.evaluation.mistakes import places_of
 from vitcli.evaluation.setup import settle_pixels
 from vitcli.models.build import check_image_size
@@ -98,6 +99,9 @@ def preview(recipe: Recipe, options: PreviewOptions) -> dict[str, Any]:
     )  # fmt: skip
     recipe = settle_pixels(settle_size(recipe, run, dataset.DataSet), "finetune", quiet=options.quiet)
     (_, recipe), *_ = recipes.trials(recipe)
+    if recipe.model.ckpt == FRESH and recipe.model.name is None:
+        what = "fresh weights need the name of a network"
+        raise VitError(what, where="--ckpt random", fix="--set model.name=ViT-B/16, or another network")
     if recipe.model.ckpt not in (None, FRESH):
         arch = read_description(recipe.model.ckpt, model_name=recipe.model.name, quiet=True).architecture
         check_image_size(replace(arch, image_size=tuple(recipe.data.image_hw)))

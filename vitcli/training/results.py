@@ -12,7 +12,6 @@ from torch import Tensor
 
 from vitcli import recipe as recipes
 from vitcli.data import seen_images
-from vitcli.data.parts.held_out import FoldName
 from vitcli.data.split import Split, classes_without
 from vitcli.data.transforms import Preprocessing, preprocessing_of
 from vitcli.distributed import peers
@@ -145,8 +144,9 @@ def findings_of(
 
 def _num_for_folds(job: TrainingJob, num_skipped: int) -> int | None:
     """Return how many images folds would score, None where they cannot be made or are what was made."""
-    recipe, is_of_folds = job.recipe, FoldName.of(job.recipe.data.eval_split) is not None
-    if job.command != "finetune" or is_of_folds or recipe.objective.loss == "regression":
+    recipe = job.recipe
+    names_others = recipe.data.eval_split != "auto"  # images of its own to score, or a fold
+    if job.command != "finetune" or names_others or recipe.objective.loss == "regression":
         return None
     parts = [job.train_split, job.choice_split, job.eval_split if job.eval_split.dev_cut else None]
     return sum(len(part) for part in parts if part is not None) - num_skipped

@@ -126,6 +126,8 @@ def _advice_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of what would help, with the time that it would take where that is known."""
     rows = []
     for number, line in enumerate(summary["findings"]["advice"]):
+        if line.startswith(FOLDS_OPTION) and len(summary["runs"]) > 1:  # which folds have in their place
+            line = line.replace(FOLDS_OPTION, f"{FOLDS_OPTION} --runs 1", 1)
         if line.startswith(FOLDS_OPTION) and summary.get("elapsed_s"):
             line += f", about {duration((NUM_FOLDS + 1) * summary['elapsed_s'])}"
         rows.append(("" if number else "would help", line))

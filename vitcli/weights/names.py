@@ -156,7 +156,8 @@ def _no_weights_in(folder: Path) -> WeightsError:
     """Return the error of a folder without weights: an unfinished run, an arm of a sweep, or no run."""
     names = f"no {' and no '.join(WEIGHTS_NAMES)}"
     if (folder / DRAWS).is_file():
-        fix = "a few-shot run keeps none: name the ckpt of its recipe.toml, or vit predict --why FILE.html"
+        explain = "vit predict --ckpt RUN IMAGES --why FILE.html"
+        fix = f"a few-shot run keeps none: name the ckpt of its recipe.toml, or explain: {explain}"
         return WeightsError(f"the folder has {names}", where="", fix=fix)
     if (folder / RECIPE).is_file():
         fix = "let the run finish first; its checkpoints/ are only for resuming"

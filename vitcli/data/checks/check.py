@@ -25,6 +25,7 @@ from vitcli.data.parts.image_hashes import hash_images
 from vitcli.data.sources.folders import union
 from vitcli.output.atomic import check_out, replace_file
 from vitcli.output.progress import Progress
+from vitcli.recipe.reading import reading_words
 from vitcli.recipe.schema import Data
 
 # Of a split: all pairs of its images take 3 s with 100,000 images, and 9 minutes with those of ImageNet.
@@ -114,6 +115,7 @@ def _result(
     return {
         "command": "datasets check",
         "dataset": without_credentials(one.data.dataset),
+        "reading": reading_words(one.data.model_copy(update={"on_bad_image": "error"})),
         "split": one.split.name,
         "against": other.split.name,
         "num_images": len(one.split),

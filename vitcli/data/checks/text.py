@@ -144,17 +144,21 @@ def _place(place: str, split: str, dataset: str) -> str:
 
 def _next(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what to type next: compare the labels, then train so that what was found does no harm."""
-    data, kinds = result["dataset"], {part["labels"] and part["labels"]["kind"] for part in result["splits"]}
+    data, reading = result["dataset"], result["reading"]
+    kinds = {part["labels"] and part["labels"]["kind"] for part in result["splits"]}
     if kinds == {None}:
-        embed = ("vit", "embed", "--ckpt", "demo", "--dataset", data, "--out", "features.safetensors")
+        embed = ("vit", "embed", "--ckpt", "demo", "--dataset", data, *reading)
+        embed += ("--out", "features.safetensors")
         return output_text.commands(embed)
     names = {finding["name"] for finding in result["findings"]}
     suspects = result.get("suspects") or {"ckpt": "WEIGHTS"}
-    words = ["vit", "finetune", "--ckpt", suspects["ckpt"], "--dataset", data]
+    words = ["vit", "finetune", "--ckpt", suspects["ckpt"], "--dataset", data, *reading]
     words += ["--skip-bad"] if "unreadable_images" in names else []
-    words += KEEPS_COPIES if "copies_within" in names else []
+    has_groups = any("data.group_column" in word for word in reading)
+    words += KEEPS_COPIES if "copies_within" in names and not has_groups else []
     losses = {"several": "sigmoid", "number": "regression"}
     words += next((["--set", f"objective.loss={losses[kind]}"] for kind in kinds if kind in losses), [])
-    check = ("vit", "datasets", "check", data, "--labels", "--ckpt", "WEIGHTS", "--out", "suspects.csv")
+    check = ["vit", "datasets", "check", data, *reading, "--labels", "--ckpt", "WEIGHTS"]
+    check += ["--out", "suspects.csv"]
     has_classes = "class" in kinds and "num_checked" not in suspects
     return output_text.commands(*([check] if has_classes else []), words)

@@ -76,10 +76,12 @@ def cut_dev(
         rest, dev = cut(train, dev_fraction)
     if is_stratified and not len(dev):
         two = "two groups" if train.grouping else "two images"
+        can_be_drawn = 0 < round(dev_fraction * len(train)) < len(train)
+        instead = ", or draw from all of them at once with --set data.dev_stratified=false"
         raise DataError(
             f"no class of {train.name} has {two}, so none can be held out",
             where="recipe keys data.dev_fraction and data.dev_stratified",
-            fix="add images, or draw from all of them at once with --set data.dev_stratified=false",
+            fix=f"add images{instead if can_be_drawn else ''}",
         )
     if not (len(rest) and len(dev)):
         raise DataError(
