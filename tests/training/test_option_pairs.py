@@ -8,7 +8,6 @@ line, and, where it was stopped, with the bits of a run that was not.
 import hashlib
 import io
 import json
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -40,7 +39,7 @@ OPTIONS: dict[str, tuple[object, ...]] = {
     "runs": ("--runs", 2),
     "lrs": ("--lr", "0.001,0.003"),
     "groups": setting("data.group_column=near_duplicates"),
-    "max-time": ("--max-time", "40s"),
+    "max-time": ("--max-time", "90s"),
     "several-labels": setting("objective.loss=sigmoid"),
     "numbers": setting("objective.loss=regression", "data.label_column=age"),
     "keep-head": ("--keep-head",),
@@ -77,6 +76,18 @@ REFUSED = {  # pairs with words of the message
     ("lora", "freeze"): "nothing for LoRA to correct",
     ("class-weights", "sampling"): "count twice",
 }
+THREE = [  # what met in runs of users, and its kin
+    ("skip-bad", "folds", "groups"),
+    ("skip-bad", "folds", "lrs"),
+    ("skip-bad", "folds", "stop"),
+    ("skip-bad", "lrs", "patience"),
+    ("skip-bad", "groups", "average-runs"),
+    ("skip-bad", "groups", "keep-head"),
+    ("folds", "lrs", "max-time"),
+    ("folds", "groups", "stop"),
+    ("lrs", "groups", "stop"),
+    ("streamed", "lrs", "stop"),
+]
 PAIRS = [pair for pair in combinations(OPTIONS, 2) if pair != ("runs", "average-runs")]
 
 
@@ -137,18 +148,18 @@ def _write_shards(root: Path, labels: str, splits: dict[str, dict[int, bytes]]) 
 
 @dataclass(frozen=True)
 class Case:
-    """A command line of two options.
+    """A command line of two options or three.
 
     Attributes:
         labels: "classes", "several" or "numbers".
     """
 
-    pair: tuple[str, str]
+    options: tuple[str, ...]
     labels: str
     words: tuple[object, ...]
 
     def __contains__(self, option: str) -> bool:
-        return option in self.pair
+        return option in self.options
 
     def run(self, out: Path) -> Outcome:
         """Run in this process, unless there are two."""
@@ -171,7 +182,7 @@ class Case:
     def stopped_at(self) -> int:
         if "max-time" in self:
             return 9
-        return 5 if {"folds", "runs", "lrs"} & {*self.pair} else 2
+        return 5 if {"folds", "runs", "lrs"} & {*self.options} else 2
 
 
 @pytest.fixture(scope="module")
@@ -202,33 +213,34 @@ def trained(folders, tmp_path_factory) -> Callable[[str], Path]:
     return checkpoint
 
 
-def case_of(pair: tuple[str, str], folders: Callable[..., Path], trained: Callable[[str], Path]) -> Case:
-    labels = "several" if "several-labels" in pair else "numbers" if "numbers" in pair else "classes"
-    data = folders(labels, has_bad="skip-bad" in pair, is_sharded="streamed" in pair)
-    weights = trained(labels) if "keep-head" in pair else "demo"
-    steps = 100_000 if "max-time" in pair else 3
+def case_of(options: tuple[str, ...], folders: Callable[..., Path], trained: Callable[[str], Path]) -> Case:
+    labels = "several" if "several-labels" in options else "numbers" if "numbers" in options else "classes"
+    data = folders(labels, has_bad="skip-bad" in options, is_sharded="streamed" in options)
+    weights = trained(labels) if "keep-head" in options else "demo"
+    steps = 100_000 if "max-time" in options else 3
     words = ("finetune", "--ckpt", weights, "--dataset", data, *TINY, "--steps", steps)
-    return Case(pair, labels, (*words, *(word for option in pair for word in OPTIONS[option])))
+    return Case(options, labels, (*words, *(word for option in options for word in OPTIONS[option])))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", PAIRS, ids=" with ".join)
-def test_two_options_train_to_the_end_or_are_refused_before_the_first_step(
-    request, folders, trained, tmp_path, pair
+@pytest.mark.parametrize("options", [*PAIRS, *THREE], ids=" with ".join)
+def test_options_train_to_the_end_or_are_refused_before_the_first_step(
+    request, folders, trained, tmp_path, options
 ):
-    case = case_of(pair, folders, trained)
+    case = case_of(options, folders, trained)
     if "max-time" in case and "processes" not in case:
         request.getfixturevalue("a_second_a_step")
     out = tmp_path / "run"
     outcome = case.run(out)
 
-    if words := REFUSED.get(pair):
+    if words := REFUSED.get(options):
         check_refusal(outcome, words, out)
         return
     assert outcome.code == 0, outcome.err + outcome.out
     check_result(case, outcome.json, out)
-    again = case.run(out)
-    assert (again.code, again.json) == (0, outcome.json), again.err
+    if "processes" not in case:
+        again = case.run(out)
+        assert (again.code, again.json) == (0, outcome.json), again.err
     if "stop" in case:
         stopped = case.run_and_stop(tmp_path / "stopped")
         assert stopped.code == 143, stopped.err + stopped.out
@@ -248,6 +260,9 @@ def check_refusal(outcome: Outcome, words: str, out: Path) -> None:
 def check_result(case: Case, summary: dict, out: Path) -> None:
     """Compare the summary with the predictions behind it, and with what is known of the images."""
     assert summary == json.loads((out / "summary.json").read_text())
+    if {"several-labels", "streamed"} == {*case.options}:  # whose predictions are not kept
+        assert 0 <= summary["top1"] <= 1 and summary["num_eval_examples"] == NUM_TEST
+        return
     name = "numbers.parquet" if case.labels == "numbers" else "predictions.parquet"
     rows = pq.read_table(out / name).to_pylist()
     assert len(rows) == summary["num_eval_examples"] > 0
@@ -257,7 +272,7 @@ def check_result(case: Case, summary: dict, out: Path) -> None:
     assert num_lost in range(num_skipped + 1)
     if case.labels == "numbers":
         errors = [abs(row["prediction"] - row["target"]) for row in rows]
-        assert summary["mae"] == pytest.approx(np.mean(errors), rel=1e-5)
+        assert summary["runs"][0]["mae"] == pytest.approx(np.mean(errors), rel=1e-5)
     elif case.labels == "several":
         assert 0 <= summary["mean_ap"] <= 1
     else:
@@ -289,6 +304,5 @@ def bits_of(out: Path) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
-def test_pairs_that_are_refused_are_pairs_of_the_table():
-    assert {*REFUSED} <= {*PAIRS}
-    assert signal.SIGTERM and len(PAIRS) >= 66
+def test_what_is_refused_is_in_the_table():
+    assert {*REFUSED} <= {*PAIRS} and len(PAIRS) >= 66

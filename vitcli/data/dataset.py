@@ -141,7 +141,9 @@ class DataSet:
         if self.numbers and (self.is_demo or self.tables is None):
             classes = f"{self.name} has classes and no numbers to predict"
             raise DataError(
-                classes if self.is_demo else f"{self.name} is streamed, and numbers are read from tables alone",
+                classes
+                if self.is_demo
+                else f"{self.name} is streamed, and numbers are read from tables alone",
                 where="recipe key objective.loss, which is regression",
                 fix="--set objective.loss=softmax, or a data set with a column of numbers, unstreamed",
             )
