@@ -71,6 +71,7 @@ REFUSED = {  # pairs with words of the message
     ("numbers", "mixup"): "objective.mixup is for classes",
     ("numbers", "class-weights"): "objective.class_weights is for objective.loss = 'softmax'",
     ("numbers", "sampling"): "has no classes",
+    ("processes", "exact"): "has no exact sum on 2 processes of 8",  # whose parts are to fit any number
     ("streamed", "class-weights"): "is read in the order of its shards",
     ("streamed", "sampling"): "streamed shards are read in their own order",
     ("lora", "freeze"): "nothing for LoRA to correct",
