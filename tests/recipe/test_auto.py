@@ -53,6 +53,28 @@ def test_without_a_closed_form_the_head_starts_at_zero(counts, several, head):
     assert auto.choose(loaded, counts, has_several_labels=several).model.head == head
 
 
+def test_classes_that_are_not_counted_have_no_weights():
+    loaded = recipes.load("auto", (), GIVEN)
+
+    assert auto.choose(loaded, [9, 3]).objective.class_weights == "sqrt"
+    assert auto.choose(loaded, [9], is_large=True).objective.class_weights == "none"
+
+
+def test_what_an_option_sets_is_not_changed_but_refused_where_it_cannot_hold():
+    overrides = ["model.head=probe", "objective.class_weights=balanced"]
+    chosen = auto.choose(recipes.load("auto", overrides, GIVEN), [9], has_several_labels=True, is_large=True)
+
+    assert (chosen.model.head, chosen.objective.class_weights) == ("probe", "balanced")
+
+
+def test_one_balance_of_classes_replaces_that_of_a_file():
+    drawn = recipes.load("modern/finetune-some", ["data.sampling=balanced"], GIVEN)
+    both = recipes.load("modern/finetune-some", ["data.sampling=sqrt"], GIVEN)
+
+    assert (drawn.data.sampling, drawn.objective.class_weights) == ("balanced", "none")
+    assert (both.data.sampling, both.objective.class_weights) == ("sqrt", "sqrt")
+
+
 def test_what_a_loss_has_no_use_for_falls_away():
     numbers = recipes.load("auto", ["objective.loss=regression"], GIVEN)
     several = recipes.load("auto", ["objective.loss=sigmoid"], GIVEN)

@@ -139,8 +139,11 @@ class DataSet:
     def open_whole(self, split: str) -> Split:
         """Open all rows of a split in `split_names`, or of several, their labels unchecked."""
         if self.numbers and (self.is_demo or self.tables is None):
+            classes = f"{self.name} has classes and no numbers to predict"
             raise DataError(
-                f"{self.name} has classes and no numbers to predict",
+                classes
+                if self.is_demo
+                else f"{self.name} is streamed, and numbers are read from tables alone",
                 where="recipe key objective.loss, which is regression",
                 fix="--set objective.loss=softmax, or a data set with a column of numbers, unstreamed",
             )

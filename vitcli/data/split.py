@@ -85,7 +85,7 @@ class Split:
             have several, (num_examples,) float64 of numbers to predict.
         where_is: function of the row to its name in errors: a file, or the row.
         dev_cut: of a dev part: which split it was cut from, the rule, and the fingerprint of the whole.
-        has_several_labels: whether labels are tuples; one of a table may be empty.
+        has_several_labels: whether labels are tuples; they may be empty.
         has_numbers: whether labels are numbers to predict; `class_names` then has the name of their column.
         block_starts: of shards, the first row of each block that is read at once, and at the end the
             number of rows; None for tables, where any row is as near as any other.
@@ -358,7 +358,7 @@ def _check_numbers(split: Split, labels_N: np.ndarray) -> None:
 def check_label(split: Split, label: Label, row: int) -> None:
     """Refuse one label that is not a class."""
     labels = label if isinstance(label, tuple) else (label,)
-    if split.has_numbers or (label == () and not split.is_large):
+    if split.has_numbers or (label == () and split.has_several_labels):
         return
     if not labels or min(labels) < 0 or max(labels) >= split.num_classes:
         raise DataError(

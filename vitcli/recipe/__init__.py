@@ -83,7 +83,8 @@ def load(
         VitError: every mistake of the files and options, in one report.
     """
     if name_or_path == AUTO:
-        return auto.with_all_sizes(load, overrides, shorthands)
+        given, _ = parse_options(overrides, shorthands, [])  # whose mistakes are reported by the first
+        return auto.with_all_sizes(load, overrides, shorthands, given=given.keys())
     draft = merge(name_or_path, overrides, shorthands)
     if not training:
         draft.mistakes.extend(_unused_training_keys(draft))

@@ -3,7 +3,7 @@
 All three are loaded, so that mistakes of options are reported before the data are looked at.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -12,16 +12,21 @@ from vitcli.recipe.schema import PROBE, Recipe
 AUTO = "auto"
 NAMES = {size: f"modern/finetune-{size}" for size in ("few", "some", "many")}
 FEW, SOME = 20, 500  # images of a class, at most
+HEAD, WEIGHTS = "model.head", "objective.class_weights"
 UNEVEN = 3  # times as many of the most frequent class as of the rarest
 
 
-def choose(recipe: Recipe, counts: Sequence[int], *, has_several_labels: bool = False) -> Recipe:
+def choose(
+    recipe: Recipe, counts: Sequence[int], *, has_several_labels: bool = False, is_large: bool = False
+) -> Recipe:
     """Return the recipe for training images that have `counts` of each class, with a note that says why.
 
-    Where an image has several labels, or each class has one image, there is no closed form to start from.
+    Where an image has several labels, or each class has one image, there is no closed form to start from; the
+    classes of large splits are not counted, so none has a weight. Keys that options set stay as they are.
 
     Args:
         recipe: what `recipe.load("auto")` returns; any other is returned as it is.
+        is_large: see `Split.is_large`.
     """
     if not recipe.by_size:
         return recipe
@@ -33,12 +38,17 @@ def choose(recipe: Recipe, counts: Sequence[int], *, has_several_labels: bool = 
     images = "image" if spread == "1" else "images"
     line = f"recipe {NAMES[size]}: {spread} {images} per class{uneven}; --recipe names another"
     chosen = recipe.by_size[size].with_notes(line)
-    if chosen.model.head == PROBE and (has_several_labels or max(present) < 2):
-        return chosen.model_copy(update={"model": chosen.model.model_copy(update={"head": "zero"})})
-    return chosen
+    model, objective = chosen.model, chosen.objective
+    if model.head == PROBE and (has_several_labels or max(present) < 2) and HEAD not in recipe.given:
+        model = model.model_copy(update={"head": "zero"})
+    if is_large and WEIGHTS not in recipe.given:
+        objective = objective.model_copy(update={"class_weights": "none"})
+    return chosen.model_copy(update={"model": model, "objective": objective})
 
 
-def with_all_sizes(load: Any, overrides: Sequence[str], shorthands: Mapping[str, Any]) -> Recipe:
-    """Return the recipe of the middle size, with all three in `by_size`."""
+def with_all_sizes(
+    load: Any, overrides: Sequence[str], shorthands: Mapping[str, Any], *, given: Collection[str]
+) -> Recipe:
+    """Return the recipe of the middle size, with all three in `by_size`; `given` are keys of options."""
     by_size = {size: load(name, overrides, shorthands) for size, name in NAMES.items()}
-    return by_size["some"].with_sizes(by_size)
+    return by_size["some"].with_sizes(by_size, given)

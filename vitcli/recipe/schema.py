@@ -3,6 +3,7 @@
 Studies, the rows of the paper's tables and class maps build their own schemas from the types defined here.
 """
 
+from collections.abc import Collection
 from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
@@ -402,6 +403,7 @@ class Recipe(Section):
     _name: str = ""
     _notes: tuple[str, ...] = ()
     _by_size: dict[str, "Recipe"] = {}
+    _given: frozenset[str] = frozenset()
 
     @property
     def choices(self) -> dict[str, tuple[Any, ...]]:
@@ -423,10 +425,15 @@ class Recipe(Section):
         """Recipes of which the size of the data chooses one, see `recipe.auto`; else empty."""
         return self._by_size
 
-    def with_sizes(self, by_size: dict[str, "Recipe"]) -> "Recipe":
-        """Return a copy with recipes of which the size of the data chooses one."""
+    @property
+    def given(self) -> frozenset[str]:
+        """Keys that options set, of a recipe with others by size; else empty."""
+        return self._given
+
+    def with_sizes(self, by_size: dict[str, "Recipe"], given: Collection[str]) -> "Recipe":
+        """Return a copy with recipes of which the size of the data chooses one, and the keys of options."""
         changed = self.model_copy()
-        changed._by_size = by_size
+        changed._by_size, changed._given = by_size, frozenset(given)
         return changed
 
     def with_name(self, name: str) -> "Recipe":

@@ -265,6 +265,7 @@ FIXED_IN_A_CHOICE = {
     **dict.fromkeys(("data.image_column", "data.label_column", "data.num_classes"), "the task"),
     **dict.fromkeys(("train.seed", "train.runs", "train.folds", "train.average_runs"), "a repetition"),
 }
+WEIGHTS, SAMPLING = "objective.class_weights", "data.sampling"
 ALTERNATIVES = {"schedule.steps": "schedule.epochs", "schedule.epochs": "schedule.steps"}
 
 
@@ -272,9 +273,10 @@ def is_overridden(key: str, layer: dict[str, Any]) -> bool:
     """Return whether an inherited key loses its meaning through a choice that `layer` makes."""
     choice, needed = BELONGS.get(key, (None, None))
     loss = layer.get("objective.loss", "softmax")
-    if (key in OF_CLASSES and loss == "regression") or (
-        key == "objective.class_weights" and loss != "softmax"
-    ):
+    if (key in OF_CLASSES and loss == "regression") or (key == WEIGHTS and loss != "softmax"):
+        return True
+    other = {WEIGHTS: SAMPLING, SAMPLING: WEIGHTS}.get(key)
+    if layer.get(other) == "balanced":  # with both, classes would count twice
         return True
     return ALTERNATIVES.get(key) in layer or (choice in layer and layer[choice] != needed)
 

@@ -139,7 +139,8 @@ class TrainingRun:
         """Train, and return for the summary which step's weights are delivered where that is not the end."""
         with Saver(state, self.job, self.path, self.folder) as saver:
             self._train(state, evaluation, saver)
-        return {"best_step": state.best.step} if state.best else {}
+        chosen_by = {"num_choice_examples": len(self.job.choice_split)} if self.job.choice_split else {}
+        return chosen_by | ({"best_step": state.best.step} if state.best else {})
 
     def _train_from_probe(self, state: TrainingState, evaluation: PeriodicEvaluation) -> dict[str, Any]:
         """Train from the closed form, and leave the best of start, end and what is between in the network.

@@ -167,6 +167,7 @@ class Averaging:
         self.task, self.settings, self.runtime = task, task.settings, task.settings.runtime
         self.folder: RunFolder | None = None  # open on the first process only
         self.start: dict[str, np.ndarray] | None = None
+        self.skipped: set[str] = set()  # images that this process could not decode
         self.notes: list[str] = []
 
     def run(self, *, overwrite: bool) -> dict[str, Any]:
@@ -192,9 +193,8 @@ class Averaging:
                 scores, candidates = self._candidates()
                 delivered, record = self._choice(scores, candidates)
                 self._load(delivered)
-            predictions, skipped = self._predict(task.eval_split)
-            skipped = self.runtime.union(set(skipped))
-            return self._write(delivered, record, predictions, skipped)
+            predictions = self._predict(task.eval_split)
+            return self._write(delivered, record, predictions, self.runtime.union(self.skipped))
         finally:
             if self.folder:
                 self.folder.close()
@@ -260,11 +260,11 @@ class Averaging:
         return self._scored(Candidate(UNIFORM, members)).score
 
     def _score(self) -> DevScore:
-        predictions, _ = self._predict(self.task.dev)
+        predictions = self._predict(self.task.dev)
         return DevScore(predictions.is_right_N, float(predictions.losses_N.mean()))
 
-    def _predict(self, split: Split) -> tuple[Predictions, list[str]]:
-        return inference.predict_split(
+    def _predict(self, split: Split) -> Predictions:
+        predictions, skipped = inference.predict_split(
             self.model,
             split,
             self.task.preprocessing,
@@ -272,6 +272,8 @@ class Averaging:
             num_classes=self.arch.num_classes,
             project=None,
         )
+        self.skipped |= set(skipped)
+        return predictions
 
     def _dev_text(self) -> str:
         return f"{len(self.task.dev):,} images held out to choose by"
@@ -294,7 +296,7 @@ class Averaging:
             "delivered": delivered.method,
             "accepted": delivered is chosen if scores else None,
             "dev_split": task.dev.name if task.dev else None,
-            "num_dev_examples": len(task.dev) if task.dev else 0,
+            "num_dev_examples": len(scores[0].is_right_N) if scores else 0,
             "candidates": [
                 {**_facts(candidate), **test}
                 for candidate, test in zip(candidates, tests or [{}], strict=True)

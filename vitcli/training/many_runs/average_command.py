@@ -127,9 +127,12 @@ def refuse_to_average(command: str, recipe: Recipe, options: RunOptions) -> None
     """Refuse before the first step to train runs that could not be averaged.
 
     Raises:
-        VitError: they start from weights of their own, or are too large for one process.
+        VitError: there is one run, or they start from weights of their own or are too large for one process.
     """
     where = f'recipe key train.average_runs = "{recipe.train.average_runs}"'
+    if recipe.train.runs == 1:
+        what = "an average is of several runs, and train.runs is 1"
+        raise VitError(what, where=where, fix="add --runs 3, or leave it out")
     if command != "finetune" or recipe.model.ckpt == FRESH:
         what = "runs from fresh weights have no start in common, and their average is no network"
         raise VitError(what, where=where, fix="leave it out, or fine-tune a checkpoint")

@@ -89,6 +89,8 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
             num_runs = (num_folds + 1) * (len(recipes.trials(recipe)) * bool(recipe.choices) + 1)
             folds = CrossValidation(command, recipe, options, shared_parts(options, num_runs=num_runs))
             return folds.plan() if options.dry_run else folds.run()
+    if recipe.train.average_runs != "none":
+        refuse_to_average(command, recipe, options)
     if not is_sweep:
         options = replace(
             options,
@@ -96,8 +98,6 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
             has_siblings=parallel_runs.STARTS in os.environ,
         )
         return run_job(set_up(command, recipe, options, make_model, open_data=open_data))
-    if recipe.train.runs > 1 and recipe.train.average_runs != "none":
-        refuse_to_average(command, recipe, options)
     with shared_process_group():
         options = replace(options, starts=options.starts or starts_of(recipe))
         num_runs = len(recipes.trials(recipe)) * bool(recipe.choices) + recipe.train.runs
@@ -118,10 +118,12 @@ def settle_size(recipe: Recipe, options: RunOptions, open_data: Callable[..., Da
     if train.has_numbers:
         return auto.choose(recipe, [len(train)])
     labels = train.read_labels()[: len(train)] if not train.is_large else []  # of all rows it takes minutes
-    if len(labels) < len(train):  # declared sizes alone
-        return auto.choose(recipe, [len(train) // max(1, train.num_classes)])
-    counts = np.bincount(labels[labels >= 0], minlength=train.num_classes).tolist()
-    return auto.choose(recipe, counts, has_several_labels=train.has_several_labels)
+    if len(labels) < len(train):  # large, or declared sizes alone
+        counts = [len(train) // max(1, train.num_classes)]
+    else:
+        counts = np.bincount(labels[labels >= 0], minlength=train.num_classes).tolist()
+    several = train.has_several_labels
+    return auto.choose(recipe, counts, has_several_labels=several, is_large=train.is_large)
 
 
 class SharedParts:
@@ -223,7 +225,8 @@ class Sweep:
         if not self.recipe.choices:
             return []
         dev = choice_part(self.recipe.data.eval_split)
-        changes = {"train.runs": 1, "data.eval_split": dev, "eval.probe": None}  # which is for final runs
+        of_finals = {"eval.probe": None, "train.average_runs": "none"}
+        changes = {"train.runs": 1, "data.eval_split": dev, **of_finals}
         return [self._settled({**choice, **changes}) for choice, _ in recipes.trials(self.recipe)]
 
     def _final_recipe(self, chosen: dict[str, Any], number: int) -> Recipe:

@@ -168,7 +168,8 @@ def summary_of_all(
         for trial in trials
         if set(trial.choice) == {LR}
     }
-    skipped = sorted({name for summary in summaries for name in summary["skipped_images"]})
+    scored = [*summaries, average] if average else summaries  # each of other images
+    skipped = sorted({name for summary in scored for name in summary["skipped_images"]})
     means = {name: _unless_unknown(mean, [run[name] for run in runs]) for name in runs[0] if name != "seed"}
     count = finals[0]["num_eval_examples"]
     intervals = {name: interval_of(means[name], count) for name in ("top1", "top5") if name in means}
@@ -188,7 +189,7 @@ def summary_of_all(
         "top1_std": stdev([run["top1"] for run in runs]) if len(runs) > 1 and "top1" in runs[0] else None,
         "runs": runs,
         "fewshot": _mean_probe([final["fewshot"] for final in finals]),
-        "num_skipped_images": max(summary["num_skipped_images"] for summary in summaries),
+        "num_skipped_images": max(len(skipped), *(summary["num_skipped_images"] for summary in scored)),
         "skipped_images": skipped[:100],
         "images_per_s": images / seconds if seconds else None,
         **{name: _unless_unknown(sum, [summary[name] for summary in summaries]) for name in TOTALS},
