@@ -118,13 +118,14 @@ def brief(
     lines = []
     for name, value in rows:
         shown = _lines_of(value, room)[:2] if isinstance(value, Folded) else [plain(value)]
-        lines += [(name if number == 0 else "", _cut(line, room)) for number, line in enumerate(shown)]
+        lines += [(name if number == 0 else "", cut(line, room)) for number, line in enumerate(shown)]
     lines = lines[: MOST_LINES - 1]
     ending = commands(*next_commands)[: MOST_LINES - len(lines)]
     return "".join(f"{name:<{NAME_WIDTH - 1}} {line}\n" for name, line in [*lines, *ending])
 
 
-def _cut(line: str, width: int) -> str:
+def cut(line: str, width: int) -> str:
+    """Return a line of at most `width` columns, and of a longer one its beginning."""
     return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"
 
 

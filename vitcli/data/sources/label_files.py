@@ -20,7 +20,9 @@ from vitcli.data.decoding import IMAGE_SUFFIXES, PHOTOGRAPH_SUFFIXES
 from vitcli.data.sources.class_folders import alike_notes
 from vitcli.data.sources.folders import (
     UNNAMED,
+    UNREADABLE,
     Files,
+    LeftOut,
     has_images,
     left_out_of,
     list_files,
@@ -172,11 +174,15 @@ def _label_file_in(folder: Path) -> Path | None:
     return files[0] if files else None
 
 
-def open_label_files(files: Sequence[Path], root: Path, choices: LabelChoices = LabelChoices()) -> Tables:
+def open_label_files(
+    files: Sequence[Path], root: Path, choices: LabelChoices = LabelChoices(), *, of_folder: bool = True
+) -> Tables:
     """Return a table for each split that label files name, with the images' paths and their labels.
 
     Args:
         root: the folder that all images are in.
+        of_folder: whether the folder is the data set, so that what no row names is left out of it. Where the
+            file is the data set, it may lie among runs and other data.
 
     Raises:
         DataError: a file is no such table, names a file that is missing, outside the folder or twice, has a
@@ -200,15 +206,25 @@ def open_label_files(files: Sequence[Path], root: Path, choices: LabelChoices = 
     labelled = _read_splits(by_split, choices)
     names = _class_names(labelled, read[0])
     named = {image.path for image in images}
-    unnamed = relative([path for path in listed.images if path not in named], root)
-    left_out = listed.left_out(root, but=map(str, files)) | left_out_of(UNNAMED, unnamed)
+    left_out = _left_out(listed, root, files, named) if of_folder else _left_out_rows(listed, root, named)
     return Tables(
         {split: partial(_table, by_split[split], labelled[split], names) for split in by_split},
         root,
         label_column=read[0].label_column,
         left_out=lambda split: left_out,
-        notes=(*_folder_note(read, root), *alike_notes(names)),
+        notes=(*(_folder_note(read, root) if of_folder else ()), *alike_notes(names)),
     )
+
+
+def _left_out(listed: Files, root: Path, files: Sequence[Path], named: set[str]) -> LeftOut:
+    """Return the files of a folder that are no images, or that no row names."""
+    unnamed = relative([path for path in listed.images if path not in named], root)
+    return listed.left_out(root, but=map(str, files)) | left_out_of(UNNAMED, unnamed)
+
+
+def _left_out_rows(listed: Files, root: Path, named: set[str]) -> LeftOut:
+    """Return the files of rows that are no images."""
+    return left_out_of(UNREADABLE, relative([path for path in listed.others if path in named], root))
 
 
 def _labelled_images(files: list[LabelFile], places: "_Places") -> list[LabelledImage]:
