@@ -218,7 +218,7 @@ def find_row(tables: PaperTables, name: str, *, scale: str | None, ckpt: str | N
             problem = f"{name} is no row but several"
             fix = f"vit reproduce --list '{name.lower()}/*' shows them"
         elif name.lower().startswith("fig"):
-            fix = "figures are studies: vit study data-size figure4-jft; vit study compute figure5-jft, figure8-jft"
+            fix = "figures are studies: vit study data-size figure4-jft, vit study compute figure5-jft"
         raise VitError(problem, where="argument ROW", fix=fix)
     row = rows[name]
     if row.unreleased and not ckpt:

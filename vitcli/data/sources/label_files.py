@@ -22,7 +22,6 @@ from vitcli.data.sources.folders import (
     UNNAMED,
     UNREADABLE,
     Files,
-    LeftOut,
     has_images,
     left_out_of,
     list_files,
@@ -174,9 +173,7 @@ def _label_file_in(folder: Path) -> Path | None:
     return files[0] if files else None
 
 
-def open_label_files(
-    files: Sequence[Path], root: Path, choices: LabelChoices = LabelChoices(), *, of_folder: bool = True
-) -> Tables:
+def open_label_files(files: Sequence[Path], root: Path, choices: LabelChoices, *, of_folder: bool) -> Tables:
     """Return a table for each split that label files name, with the images' paths and their labels.
 
     Args:
@@ -206,7 +203,10 @@ def open_label_files(
     labelled = _read_splits(by_split, choices)
     names = _class_names(labelled, read[0])
     named = {image.path for image in images}
-    left_out = _left_out(listed, root, files, named) if of_folder else _left_out_rows(listed, root, named)
+    unnamed = relative([path for path in listed.images if path not in named], root)
+    left_out = left_out_of(UNREADABLE, relative([path for path in listed.others if path in named], root))
+    if of_folder:
+        left_out = listed.left_out(root, but=map(str, files)) | left_out_of(UNNAMED, unnamed)
     return Tables(
         {split: partial(_table, by_split[split], labelled[split], names) for split in by_split},
         root,
@@ -214,17 +214,6 @@ def open_label_files(
         left_out=lambda split: left_out,
         notes=(*(_folder_note(read, root) if of_folder else ()), *alike_notes(names)),
     )
-
-
-def _left_out(listed: Files, root: Path, files: Sequence[Path], named: set[str]) -> LeftOut:
-    """Return the files of a folder that are no images, or that no row names."""
-    unnamed = relative([path for path in listed.images if path not in named], root)
-    return listed.left_out(root, but=map(str, files)) | left_out_of(UNNAMED, unnamed)
-
-
-def _left_out_rows(listed: Files, root: Path, named: set[str]) -> LeftOut:
-    """Return the files of rows that are no images."""
-    return left_out_of(UNREADABLE, relative([path for path in listed.others if path in named], root))
 
 
 def _labelled_images(files: list[LabelFile], places: "_Places") -> list[LabelledImage]:
@@ -596,12 +585,10 @@ def _table(images: list[LabelledImage], labels: LabelValues, names: list[str]) -
 
 def _folder_note(files: list[LabelFile], root: Path) -> tuple[str, ...]:
     """Note that the folders' own names, which may be classes, play no part."""
-    folders = [
-        name for name in subfolders(root) if name.lower() not in SPLIT_WORDS and has_images(root / name)
-    ]
-    if len(folders) < 2:
-        return ()
-    return (f"labels come from {files[0].path.name}, not from the names of the {len(folders)} folders",)
+    names = [name for name in subfolders(root) if name.lower() not in SPLIT_WORDS]
+    count = sum(has_images(root / name) for name in names)
+    note = f"labels come from {files[0].path.name}, not from the names of the {count} folders"
+    return (note,) if count > 1 else ()
 
 
 def _unreadable(path: Path, error: Exception, *, line: int | None = None) -> DataError:
