@@ -528,7 +528,7 @@ def _missing(names: list[str], files: list[LabelFile]) -> DataError:
     count, total = len(names), sum(len(file.rows) for file in files)
     more = "more than " if count > MOST_MISSING else ""
     return DataError(
-        f"{more}{min(count, MOST_MISSING)} of {count_of(total, 'file')} that {files[0].path.name} names "
+        f"{more}{min(count, MOST_MISSING):,} of {count_of(total, 'file')} that {files[0].path.name} names "
         f"{'is' if count == 1 else 'are'} missing: {first_few(names, 3)}",
         where=f"{files[0].path}; paths start from {files[0].folder}",
         fix="correct the paths, restore the files, or remove the rows",
