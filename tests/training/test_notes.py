@@ -15,6 +15,7 @@ from vitcli.output.progress import wrapped_lines
 from vitcli.output.text import NO_LIMIT
 from vitcli.training import notes
 from vitcli.training.notes import Opening, opening
+from vitcli.training.splits import declared_splits
 
 
 class Said:
@@ -124,3 +125,9 @@ def test_numbers_that_are_taken_as_classes_are_noted(names, count, is_noted):
     assert bool(told) is is_noted
     assert not told or f"{len(names)} numbers are taken as classes, in {count} images" in told[0]
     assert not told or "--set objective.loss=regression" in told[0]
+
+
+def test_classes_of_a_split_of_declared_size_are_no_numbers():
+    train, _ = declared_splits("vtab/caltech101", num_examples=None) or pytest.fail("it is not declared")
+
+    assert len(train) == 1_000 and notes.unusual_labels(train) == []

@@ -369,7 +369,9 @@ def compute_unit(largest: float) -> tuple[str, float]:
 
 def compute_text(count: float | None) -> str:
     """Return a compute count in exaFLOPs in the unit that its size asks for: a laptop's are GFLOPs."""
-    unit, scale = compute_unit(count or 0.0)
+    if count is None:
+        return "not counted"
+    unit, scale = compute_unit(count)
     return f"{round(scale * count):,} {unit}" if scale > 1 else f"{exaflops(count)} {unit}"
 
 

@@ -256,7 +256,8 @@ def unusual_labels(split: Split) -> list[str]:
     empty = [str(split.class_names[k] if split.class_names else k) for k in np.flatnonzero(counts_K == 0)]
     notes = []
     names = [str(split.class_names[k] if split.class_names else k) for k in np.flatnonzero(counts_K)]
-    if not split.has_several_labels and kind_of_values(names, len(labels)) == NUMBERS:
+    is_read = len(labels) == len(split)  # of a split of declared size the classes alone are known
+    if is_read and not split.has_several_labels and kind_of_values(names, len(labels)) == NUMBERS:
         notes.append(
             f"note: {len(names):,} numbers are taken as classes, in {count_of(len(labels), 'image')}; "
             f"{NEEDS_NUMBERS}"
