@@ -218,6 +218,7 @@ FIRST_TRIES = {
     "finetune --lora 8": "--set model.lora_rank=VALUE", "finetune --opt adamw": "--set optimizer.name=VALUE",
     "finetune --sched cosine": "--set schedule.decay=VALUE", "finetune --num-classes 9": "leave it out",
     "finetune --gradient_accumulation_steps 2": "did you mean '--per-device-batch'?",
+    "finetune --no-cuda": "--device cpu", "finetune --model_name x": "did you mean '--ckpt'?",
     "finetune --warmup-epochs 5": "--set schedule.warmup=VALUE", "finetune --wandb": "--track wandb",
     "finetune --early-stopping": "--set train.patience=VALUE",
     "finetune -b 8": "did you mean '--batch-size'?",

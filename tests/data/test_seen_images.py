@@ -233,7 +233,7 @@ def test_held_out_copies_of_training_images_are_counted(folder):
         *open_eval(data_section(folder), "auto", seen=seen).notes
     ]
     add_an_image(folder)
-    assert f"{count} of these 12" in open_eval(data_section(folder), "auto", seen=seen).notes[1]
+    assert f"{count} of these 12" in open_eval(data_section(folder), "auto", seen=seen).notes[0]
 
 
 def test_drawn_images_and_shards_are_not_read():

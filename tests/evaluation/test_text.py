@@ -120,6 +120,23 @@ def test_many_predictions_are_a_line_an_image_below_their_folder(columns, monkey
     assert max(map(len, text.splitlines())) <= columns
 
 
+def test_what_speaks_against_each_of_many_predictions_takes_no_further_line(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ["Flecken groß", "geflochten [alt]", "Höcker & Beulen", "seltene Muster"]
+    top = [{"class": name, "probability": 0.25} for name in names]
+    predictions = [
+        {"file": f"neu {number} {names[0]}.jpg", "top": top, "in_distribution": number > 0}
+        | {"prediction_set": names[:number]}
+        for number in range(5)
+    ]
+
+    lines = predictions_as_text({"predictions": predictions, "unreadable": []}).splitlines()
+
+    assert len(lines) == 6 and max(map(len, lines)) <= 80
+    endings = ["unlike training", "25.00%", "one of 2 classes", "one of 3 classes", "one of 4 classes"]
+    assert [line.endswith(ending) for line, ending in zip(lines[1:], endings, strict=True)] == [True] * 5
+
+
 def test_the_likeliest_of_several_labels_has_one_sign_of_percent():
     entry = {"file": "a.jpg", "labels": ["cat"], "top": [{"class": "cat", "probability": 0.67681}]}
 

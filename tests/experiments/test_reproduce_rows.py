@@ -173,6 +173,17 @@ def test_a_mistyped_row_is_answered_with_the_nearest(name, meant):
     assert meant in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("table5", "vit reproduce --list 'table5/*'"), ("Figure5", "vit study compute figure5-jft")],
+)
+def test_a_whole_table_and_a_figure_are_answered_with_what_to_type(name, told):
+    with pytest.raises(VitError) as refused:
+        find_row(ROWS, name, scale=None, ckpt=None)
+
+    assert told in refused.value.fix and "did you mean" not in refused.value.message
+
+
 def test_the_demo_scale_is_one_run_whatever_the_row():
     all_of_them = [find_row(ROWS, name, scale="demo", ckpt=None) for name in PUBLIC]
     recipes = [resolve(row, precision=None) for row in all_of_them]

@@ -172,6 +172,16 @@ def test_a_plan_of_all_tasks_needs_no_data(monkeypatch):
     assert {(plan["total_steps"], plan["num_examples"]) for plan in plans.values()} == {(2500, 1000)}
 
 
+def test_a_plan_whose_compute_is_not_counted_says_so(monkeypatch):
+    monkeypatch.delenv("VIT_DATA")
+    words = ("--ckpt", "demo", "--res", 64, "--dry-run", "--quiet", "--set", "model.lora_rank=2")
+
+    outcome = run("finetune", "--dataset", "vtab/svhn,vtab/dtd", *words)
+
+    assert outcome.code == 0, outcome.err
+    assert "compute     not counted\n" in outcome.out
+
+
 @pytest.mark.parametrize(
     ("dataset", "told"),
     [

@@ -340,8 +340,11 @@ def test_an_undecodable_picture_stops_it_or_is_left_out(photos, tmp_path):
     skip = ("--skip-bad", "--out", tmp_path / "run")
     skipped, again = (run(*words, *skip, *more).json for more in ((), ("--overwrite",)))
     whole = run(*WORDS, "--dataset", photos, "--shots", "3").json
+    (tmp_path / "data/test/red/phone.heic").write_bytes(b"no picture")
+    shown = run("fewshot", "--ckpt", "demo", *words[-4:], "--skip-bad")
 
     assert stopped.code == 3 and "broken.png" in stopped.json["error"]["where"]
+    assert "left out: 1 file (HEIC: install pillow-heif, or convert)\n" in shown.err
     assert (skipped["num_skipped_images"], skipped["num_test_examples"]) == (1, 10)
     assert skipped["shots"] == again["shots"] == whole["shots"]
     assert again["computed_rows"] == 0  # the bad one alone is looked at again

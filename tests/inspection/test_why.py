@@ -125,6 +125,8 @@ def test_a_few_shot_run_answers_with_the_influences_of_refits(home, images):
     assert without.code == 4 and "a few-shot run keeps none" in without.json["error"]["fix"]
     shown = run("predict", "--ckpt", home / "fewshot", images[0], "--why", home / "again.html")
     assert shown.out.count("reason") == 3 and "runner-up" in shown.out
+    reasons = [line for line in shown.out.splitlines() if line.startswith("reason")]
+    assert all(" of a lead of " in line and "/" not in line for line in reasons)  # short names, no paths
 
 
 def test_a_group_is_one_reason_with_the_influence_of_all_its_images(home, images):

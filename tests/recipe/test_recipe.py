@@ -181,6 +181,13 @@ def test_an_unknown_recipe_is_answered_with_the_nearest_one(tmp_path):
     assert "no recipe file" in refusal(name=str(tmp_path / "none.toml")).message
 
 
+def test_a_part_of_a_name_is_answered_with_the_recipes_that_have_it():
+    error = refusal(name="masked")
+
+    assert error.fix.startswith("modern/cifar10-masked-patch or pretrain/b16-masked-patch; vit recipes list")
+    assert "did you mean" not in error.message
+
+
 # what the command line may say
 
 

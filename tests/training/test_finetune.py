@@ -420,7 +420,7 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(photos, tmp_path):
     assert "7 steps of 8 images = 2.33 epochs\n" in as_text(plan)
     # The plan stands alone, in minutes; epochs that are not whole steps, and large batches, are said.
     assert "[optimizer]" not in as_text(plan) and " GFLOPs" in as_text(plan)
-    units = {2e-6: "2,000 GFLOPs", 0.002: "0.002 exaFLOPs", 4258.2: "4,258 exaFLOPs", None: "- exaFLOPs"}
+    units = {2e-6: "2,000 GFLOPs", 0.002: "0.002 exaFLOPs", 4258.2: "4,258 exaFLOPs", None: "not counted"}
     assert {count: compute_text(count) for count in units} == units
     measured = {"measured_images_per_s": 0.5, "measured_hours": 0.03, "measured_peak_memory_gib": 1.0}
     assert "0.5 images/s, 2 min, 1.0 GiB" in as_text(plan | measured)

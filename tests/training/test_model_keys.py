@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tests.conftest import data_section, run
+from tests.folders import flat
 from vitcli.evaluation.setup import settle_pixels
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.models.pos_embed import resample_posemb
@@ -106,6 +107,30 @@ def test_pre_logits_and_the_heads_bias_arrive_in_pre_training(started):
 
     assert model.head.pre_logits.weight.any()
     assert model.head.head.bias.tolist() == [-10, -10] and not model.head.head.weight.any()
+
+
+def test_masked_patches_are_learnt_from_any_folder_of_images_and_no_word_is_said_of_classes(tmp_path):
+    flat(tmp_path / "photos", 8)
+    target = ("corrupted=0.5", "masked=0.8", "replaced=0.1", "patch_target=mean_color", "loss=masked_patch")
+    settings = [word for setting in target for word in ("--set", f"objective.{setting}")]
+    words = (
+        "pretrain",
+        "--recipe",
+        "pretrain/demo",
+        "--dataset",
+        tmp_path / "photos",
+        "--model",
+        "ViT-demo/8",
+    )
+
+    outcome = run(*words, *settings, "--set", "model.layers=1", "--steps", 1, "--batch-size", 4, "--verbose",
+                  "--set", "data.dev_fraction=0.3", "--out", tmp_path / "run")  # fmt: skip
+
+    assert outcome.code == 0, outcome.out + outcome.err
+    assert "training on 6 images, 2 to score" in outcome.err
+    assert "class" not in outcome.err and "too few to train" not in outcome.err
+    refused = run(*words, "--steps", 1, "--dry-run")
+    assert refused.code == 3 and "no class folders" in refused.err
 
 
 def test_masked_patches_get_their_own_head(started):

@@ -11,15 +11,18 @@ from vitcli import recipe as recipes
 from vitcli.data.dataset import DataSet
 from vitcli.data.sources.folders import UNREADABLE, left_out_of
 from vitcli.data.split import Split
+from vitcli.output.progress import wrapped_lines
+from vitcli.output.text import NO_LIMIT
 from vitcli.training import notes
 from vitcli.training.notes import Opening, opening
+from vitcli.training.splits import declared_splits
 
 
 class Said:
     """Stands for a `Progress`, and keeps what it is to print."""
 
-    def __init__(self, *, is_verbose: bool = False):
-        self.is_verbose, self.lines, self.details = is_verbose, [], []
+    def __init__(self, *, is_verbose: bool = False, width: int = NO_LIMIT):
+        self.is_verbose, self.width, self.lines, self.details = is_verbose, width, [], []
 
     def note(self, line: str) -> None:
         self.lines.append(line)
@@ -37,8 +40,26 @@ def test_notes_are_shown_as_far_as_there_is_room_the_first_before_the_others(num
     # With the line of the run folder, which comes later, five.
     assert len(said.lines) == 2 + shown <= notes.MOST_LINES - 1
     assert [line.startswith(f"note: number {n}") for n, line in enumerate(said.lines[2:])] == [True] * shown
-    assert said.lines[-1].endswith("(3 more: --verbose)") is (num_notes == 5)
+    assert said.lines[-1].endswith("(3 more: -v)") is (num_notes == 5)
     assert said.details == []
+
+
+@pytest.mark.parametrize("words", [3, 12, 40])
+@pytest.mark.parametrize("num_notes", [1, 2, 5])
+@pytest.mark.parametrize("num_lines", [2, 3])
+def test_at_80_columns_it_is_five_lines_too_however_long_its_parts_are(words, num_notes, num_lines):
+    lines = tuple(f"line {number}: {'words of it ' * words}end" for number in range(num_lines))
+    notes_of_it = tuple(f"note: number {number} {'and more ' * words}end" for number in range(num_notes))
+    said = Said(width=80)
+    Opening(lines, notes_of_it).show(said, is_first=True)
+
+    on_screen = wrapped_lines("\n".join(said.lines), 80).split("\n")
+    assert len(on_screen) <= notes.MOST_LINES - 1 and max(map(len, on_screen)) <= 80
+    shown = said.lines[num_lines:]
+    assert shown[0].startswith("note: number 0 and more")
+    hidden = num_notes - len(shown)
+    assert said.lines[-1].endswith(f"({hidden} more: -v)") is (hidden > 0)
+    assert words > 3 or shown[0].startswith(notes_of_it[0]), "a note that fits is whole"
 
 
 def test_of_several_runs_the_first_alone_opens_and_verbose_shows_all():
@@ -79,11 +100,11 @@ def test_the_lines_say_network_data_and_what_is_left_out_and_seen_images_come_be
     assert lines.lines == (
         "ViT-demo/8 at 64 px from demo: fresh head",
         f"training on 200 images of 12 classes, 20 to choose by, 100 to score: {tmp_path}",
-        "left out: 1 image that cannot be read, 2 other files (HEIC: install pillow-heif, or convert)",
+        "left out: 1 of them unreadable, 2 files (HEIC: install pillow-heif, or convert)",
     )
     assert lines.notes[0].startswith("the checkpoint was trained on 7 of the 100 images to score on")
     assert lines.notes[-1] == "pixels" and any("seen 400 times" in note for note in lines.notes)
-    assert opened(tmp_path).lines[-1] == "left out: 1 image that cannot be read, first cat/3.jpg"
+    assert opened(tmp_path).lines[-1] == "left out: 1 of them unreadable, first cat/3.jpg"
 
 
 @pytest.mark.parametrize(
@@ -104,3 +125,9 @@ def test_numbers_that_are_taken_as_classes_are_noted(names, count, is_noted):
     assert bool(told) is is_noted
     assert not told or f"{len(names)} numbers are taken as classes, in {count} images" in told[0]
     assert not told or "--set objective.loss=regression" in told[0]
+
+
+def test_classes_of_a_split_of_declared_size_are_no_numbers():
+    train, _ = declared_splits("vtab/caltech101", num_examples=None) or pytest.fail("it is not declared")
+
+    assert len(train) == 1_000 and notes.unusual_labels(train) == []

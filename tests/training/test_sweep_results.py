@@ -170,3 +170,15 @@ def test_masked_patches_have_no_interval_and_are_for_finetuning():
     lines = lines_of(as_text(of_patches | {"runs": [{"seed": 0, **scores}]}, width=200))
 
     assert "top-1" not in lines and lines["next"] == "vit finetune --ckpt 'runs/my photos' --dataset DATA"
+
+
+@pytest.mark.parametrize(("left_out_top1", "is_told"), [(0.79, True), (0.8, False), (None, False)])
+def test_labels_that_could_not_be_judged_are_said_among_all_rows(left_out_top1, is_told):
+    head = {"labels_to_check": None, "left_out_top1": left_out_top1}
+    whole, first = (
+        as_text(summary(probe_head=head), verbose=verbose, width=200) for verbose in (True, False)
+    )
+
+    told = "labels not judged: the features are right on 79.00% of the left-out images, less than 80%"
+    assert (lines_of(whole).get("to check") == told) is is_told
+    assert "to check" not in lines_of(first)

@@ -57,9 +57,11 @@ OPTIONS = {
     "-b": "--batch-size", "--gradient-accumulation-steps": "--per-device-batch",
     "--grad-accum": "--per-device-batch", "--grad-accum-steps": "--per-device-batch",
     "--accumulate": "--per-device-batch", "--per-device-train-batch-size": "--per-device-batch",
+    "--model-name": "--ckpt",
 }  # fmt: skip
 TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio")
 CLASS_COUNTS = ("--num-classes", "--num-labels", "--nb-classes", "--nc")
+NO_GPU = ("--no-cuda", "--no-gpu", "--use-cpu", "--cpu")
 GROUPS = ("recipes", "datasets", "cache", "study", "bench", "doctor")  # commands with commands of their own
 RESUMING = ("--resume", "--resume-from-checkpoint", "--auto-resume")
 WEIGHTS_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".onnx")
@@ -93,6 +95,8 @@ def unknown_option(name: str, command: str, options: Sequence[str]) -> VitError:
         fix = "leave it out: fresh weights are trained; vit finetune --ckpt CKPT --dataset DATA takes others"
     elif name_here in RESUMING:
         fix = "give the same command line with the same --out again: it resumes the run"
+    elif name_here in NO_GPU and "--device" in options:
+        fix = "--device cpu"
     elif name_here in CLASS_COUNTS:
         fix = "leave it out: the data set says how many classes there are"
     elif "--track" in options and name_here.removeprefix("--") in TRACKERS:

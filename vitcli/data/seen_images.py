@@ -175,12 +175,12 @@ def never_trained_on(split: Split, trained_on: np.ndarray | None, *, is_held_out
     """
     if trained_on is None or not _can_be_read(split):
         note = () if is_held_out else ("whether images of these were trained on is not known",)
-        return replace(split, notes=(*split.notes, *note))
+        return replace(split, notes=(*note, *split.notes))
     was_trained_N = np.isin(digests_of(split), trained_on)
     if not was_trained_N.any():
         return split
     note = f"{_were(int(was_trained_N.sum()), split)} trained on, and are left out"
-    return replace(split.rows(np.flatnonzero(~was_trained_N)), notes=(*split.notes, note))
+    return replace(split.rows(np.flatnonzero(~was_trained_N)), notes=(note, *split.notes))
 
 
 def _num_known(held_out: np.ndarray | None, trained_on: np.ndarray | None) -> int | None:
@@ -217,7 +217,7 @@ def held_out_part(
     if part := _cut_again(open_split, seen, base=base):
         part = _noting_seen(part, seen, seen.held_out)
         note = f"these are the held-out images of the run; {option} takes all {len(whole):,}"
-        return part if is_scored else replace(part, notes=(*part.notes, note))
+        return part if is_scored else replace(part, notes=(note, *part.notes))
     if seen.trained_on is None or not _can_be_read(whole):
         return _unknown_part(whole, seen, option=option if is_scored else None)
 
@@ -232,7 +232,7 @@ def held_out_part(
         return whole
     if not len(held_rows) and not is_scored:
         note = f"{_were(num_trained, whole)} trained on"
-        return replace(whole, notes=(*whole.notes, note))
+        return replace(whole, notes=(note, *whole.notes))
     if not len(held_rows):
         raise DataError(
             f"{num_trained:,} of the {len(whole):,} images of {whole.name} were trained on, "
@@ -247,7 +247,7 @@ def held_out_part(
         verb = "is" if num_new == 1 else "are"
         note += f"; {num_new:,} {verb} new and not scored ({option} scores every image)"
     has_changed = num_new or len(held_rows) < len(held_out)
-    notes = (*whole.notes, note) if has_changed else whole.notes
+    notes = (note, *whole.notes) if has_changed else whole.notes
     part = replace(whole.rows(held_rows), name=f"{whole.name}, dev part", dev_cut=seen.cut, notes=notes)
     part = _grouped(part, seen.cut or {})
     return _noting_seen(part, seen, digests_N[held_rows])
@@ -263,7 +263,7 @@ def _noting_seen(part: Split, seen: SeenImages, digests_N: np.ndarray | None) ->
     for trained_on, reason in reasons:
         if count := _num_known(digests_N, trained_on):
             notes.append(f"{count:,} of these {len(part):,} held-out images {reason}")
-    return replace(part, notes=(*part.notes, *notes))
+    return replace(part, notes=(*notes, *part.notes))
 
 
 def noted(split: Split, seen: SeenImages, *, base: str, option: str | None) -> Split:
@@ -280,14 +280,14 @@ def noted(split: Split, seen: SeenImages, *, base: str, option: str | None) -> S
     if not count:
         is_cut = count is None and seen.same_data and seen.cut and base_of(seen.cut["split"]) == base
         note = "this split has the images that were trained on, besides those held out"
-        return replace(split, notes=(*split.notes, note)) if is_cut else split
+        return replace(split, notes=(note, *split.notes)) if is_cut else split
     if count == len(split) and option:
         raise DataError(
             f"all {count:,} images of {split.name} were trained on",
             where="--dataset",
             fix=f"name other images, or {option} to score them nevertheless",
         )
-    return replace(split, notes=(*split.notes, f"{_were(count, split)} trained on"))
+    return replace(split, notes=(f"{_were(count, split)} trained on", *split.notes))
 
 
 def digests_of(split: Split, rows: Iterable[int] | None = None) -> np.ndarray:
@@ -367,7 +367,7 @@ def _grouped(split: Split, cut: dict[str, Any]) -> Split:
             group_names(split, rule)
     except DataError as error:
         note = f"which of these images belong together (data.group_column) is not known: {error.message}"
-        return replace(split, grouping=None, notes=(*split.notes, note))
+        return replace(split, grouping=None, notes=(note, *split.notes))
     return replace(split, grouping=Grouping(rule, lambda: groups_of(split, rule)))
 
 
@@ -381,7 +381,7 @@ def _unknown_part(whole: Split, seen: SeenImages, *, option: str | None) -> Spli
             where="--dataset",
             fix=f"restore the data set, name other images, or {option} to score all, trained on or not",
         )
-    return replace(whole, notes=(*whole.notes, "whether images of these were trained on is not known"))
+    return replace(whole, notes=("whether images of these were trained on is not known", *whole.notes))
 
 
 def _rows_of(held_out: np.ndarray, digests_N: np.ndarray) -> np.ndarray:

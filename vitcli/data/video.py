@@ -122,8 +122,12 @@ def open_video(file: str, *, every: int) -> Video:
             rate = float(stream.average_rate or 0)
             claimed = stream.frames or (container.duration or 0) / av.time_base * rate
             count = sum(1 for packet in container.demux(stream) if packet.size)
-    except (av.FFmpegError, OSError, ValueError) as error:
+    except (av.FFmpegError, ValueError) as error:
         raise _damaged(file, reason_of(error)) from error
+    except OSError as error:
+        raise DataError(
+            f"a video cannot be opened: {error.strerror}", where=file, fix="name a file that can be read"
+        ) from error
     if not count:
         raise _damaged(file, "it has no frame")
     note = None

@@ -62,8 +62,9 @@ def _brief_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     ending += [*skipped(result), *_files(result)]
     if "mae" in result:
         return [*number_rows(result)[::2], _mean_row(result), scored_on, *ending]
-    names = ["top-1", "mAP", "F1", "ReaL", "calibration", "sets"]
-    names += ["top-5"] if result["num_classes"] >= MANY_CLASSES else []
+    of_one_label = ["top-1", "calibration"] if result.get("mean_ap") is None else []
+    names = [*of_one_label, "mAP", "F1", "ReaL", "sets"]
+    names += ["top-5"] if of_one_label and result["num_classes"] >= MANY_CLASSES else []
     rows = [row for row in _rows(result) if row[0] in names]
     weakest = _weakest(result["per_class"] or {})
     rows += [scored_on] + ([("weakest", weakest)] if weakest else [])
@@ -371,7 +372,7 @@ def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
     """Return a line an image, however narrow the terminal, below the name of its folder as in a listing."""
     columns = {"image": "clipped", "class": "clipped", "probability": "number", "runner-up": "clipped"}
     has_remarks = any(map(_remark, predictions))
-    last = {"": "number"} | ({" ": "text"} if has_remarks else {})
+    last = {"": "number"} | ({" ": "id"} if has_remarks else {})
     tables = []
     for folder, group in groupby(predictions, key=lambda prediction: os.path.dirname(prediction["file"])):
         rows = []
@@ -380,7 +381,7 @@ def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
             second = (others[0]["class"], percent(others[0]["probability"])) if others else ("", "")
             name = os.path.basename(prediction["file"])
             cells = (name, _class_of(prediction, first), percent(first["probability"]), *second)
-            rows.append((*cells, _remark(prediction)) if has_remarks else cells)
+            rows.append((*cells, _short_remark(prediction)) if has_remarks else cells)
         table = simple_table({**columns, **last}, rows).as_text()
         tables.append((f"{plain(folder)}/\n" if folder else "") + table)
     return "\n".join(tables)
@@ -400,6 +401,14 @@ def _remark(prediction: dict[str, Any]) -> str:
     if len(names) <= MOST_UNSURE:
         return f"unsure between {', '.join(names[:-1])} and {names[-1]}"
     return f"unsure between {', '.join(names[:2])} and {len(names) - 2} more"
+
+
+def _short_remark(prediction: dict[str, Any]) -> str:
+    """Return a remark that leaves room for the other columns."""
+    if prediction.get("in_distribution") is False:
+        return "unlike training"
+    names = prediction.get("prediction_set", ())
+    return f"one of {len(names)} classes" if len(names) > 1 else ""
 
 
 def _sorted(result: dict[str, Any]) -> str:

@@ -159,9 +159,11 @@ def _render_plans(plans: Mapping[str, dict[str, Any]]) -> str:
     table = simple_table({"task": "id", **dict.fromkeys(numbers, "number")}, cells).as_text()
     first = next(iter(plans.values()))
     processes = text.count_of(first["world_size"], "process", "processes")
+    counts = [plan["exaflops"] for plan in plans.values()]
+    total = "not counted" if None in counts else f"{text.compute_text(sum(counts))} in total"
     rows = [
         ("model", f"{first['model']}, {first['precision']} on {processes}"),
-        ("compute", f"{text.compute_text(sum(plan['exaflops'] for plan in plans.values()))} in total"),
+        ("compute", total),
         ("columns", "GMACs of one image's forward pass, estimated GiB per process"),
         ("more", "--json: the recipe and the plan of each task"),
     ]

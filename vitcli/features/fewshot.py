@@ -72,6 +72,8 @@ def fewshot(
     notes = _notes_on_test(test, train, weights, recipe) + _notes(train, labels_N, draws, recipe)
     if recipe.fewshot.forecast and len(curve_rows_N) < len(labels_N):
         notes.append(f"the forecast is from {len(curve_rows_N):,} of the {len(labels_N):,} training images")
+    if left_out := (train.left_out | test.left_out).count_text():
+        extractor.settings.progress.note_once(f"left out: {left_out}")
     for line in dict.fromkeys([*train.lines, *test.lines, *(f"note: {note}" for note in notes)]):
         extractor.settings.progress.detail(line)
 

@@ -105,6 +105,8 @@ def _of_group(reason: Mapping[str, Any]) -> str:
 
 def as_text(result: Mapping[str, Any], *, is_brief: bool | None = None) -> str:
     """Return the predictions as `vit predict` shows them, then the reasons of each, for a terminal."""
+    places = [reason["place"] for each in result["predictions"] for reason in each["why"]["reasons"]]
+    short = short_names(places)
     rows = []
     for prediction in result["predictions"]:
         why = prediction["why"]
@@ -116,7 +118,8 @@ def as_text(result: Mapping[str, Any], *, is_brief: bool | None = None) -> str:
         rows += [
             (
                 "reason",
-                f"{one['influence']:+.3f} of {lead:.3f}: {one['label']}, {one['place']}{_of_group(one)}",
+                f"{one['influence']:+.3f} of a lead of {lead:.3f}: {one['label']}, {short[one['place']]}"
+                f"{_of_group(one)}",
             )
             for one in why["reasons"]
         ]

@@ -9,7 +9,7 @@ import textwrap
 import time
 from collections.abc import Sequence
 
-from vitcli.output.text import plain
+from vitcli.output.text import NO_LIMIT, plain
 
 PLAIN_EVERY_S = 10.0
 BAR_COLUMNS = 18
@@ -34,13 +34,18 @@ class Progress:
         self._noted = set() if noted is None else noted
         self._started_at = time.monotonic()
 
+    @property
+    def width(self) -> int:
+        """Return the columns of the terminal; no limit elsewhere."""
+        return shutil.get_terminal_size().columns if self.is_terminal else NO_LIMIT
+
     def note(self, text: str) -> None:
         """Print one line; never part of the result."""
         if self.is_silent:
             return
         text = "\n".join(map(plain, text.split("\n")))  # it may name files and classes
         if self.is_terminal:  # which would break words
-            text = wrapped_lines(text, shutil.get_terminal_size().columns)
+            text = wrapped_lines(text, self.width)
         try:
             if self._bar is not None:
                 self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -118,13 +118,14 @@ def brief(
     lines = []
     for name, value in rows:
         shown = _lines_of(value, room)[:2] if isinstance(value, Folded) else [plain(value)]
-        lines += [(name if number == 0 else "", _cut(line, room)) for number, line in enumerate(shown)]
+        lines += [(name if number == 0 else "", cut(line, room)) for number, line in enumerate(shown)]
     lines = lines[: MOST_LINES - 1]
     ending = commands(*next_commands)[: MOST_LINES - len(lines)]
     return "".join(f"{name:<{NAME_WIDTH - 1}} {line}\n" for name, line in [*lines, *ending])
 
 
-def _cut(line: str, width: int) -> str:
+def cut(line: str, width: int) -> str:
+    """Return a line of at most `width` columns, and of a longer one its beginning."""
     return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"
 
 
@@ -368,7 +369,9 @@ def compute_unit(largest: float) -> tuple[str, float]:
 
 def compute_text(count: float | None) -> str:
     """Return a compute count in exaFLOPs in the unit that its size asks for: a laptop's are GFLOPs."""
-    unit, scale = compute_unit(count or 0.0)
+    if count is None:
+        return "not counted"
+    unit, scale = compute_unit(count)
     return f"{round(scale * count):,} {unit}" if scale > 1 else f"{exaflops(count)} {unit}"
 
 

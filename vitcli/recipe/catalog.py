@@ -16,6 +16,7 @@ ALIASES, ROWS = "datasets.toml", "reproduce.toml"
 PATH_KEYS = ("data.dataset", "eval.probe", "model.ckpt")
 RESERVED = ("demo", "random", "vtab")
 CLASSES, STUDIES = "classes", "studies"
+MOST_NAMED = 3  # recipes that have a part of a name
 
 
 @cache
@@ -61,10 +62,12 @@ def find(name: str) -> Path:
             where="the name of a recipe",
             fix="vit recipes list finetune- names them; vit finetune --dry-run says which one it takes",
         )
+    with_part = [known for known in names if name.lower() in known][:MOST_NAMED]
+    rest = "vit recipes list shows the shipped ones; the path of a file must end in .toml"
     raise VitError(
-        f"there is no recipe {name!r}{nearest(name, names)}",
+        f"there is no recipe {name!r}{'' if with_part else nearest(name, names)}",
         where="the name of a recipe (argument, option --recipe or key extends)",
-        fix="vit recipes list shows the shipped ones; the path of a file must end in .toml",
+        fix=f"{' or '.join(with_part)}; {rest}" if with_part else rest,
     )
 
 

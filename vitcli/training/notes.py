@@ -11,8 +11,8 @@ from vitcli.data.seen_images import SeenImages
 from vitcli.data.sources.folders import LeftOut
 from vitcli.data.sources.label_values import NEEDS_NUMBERS, NUMBERS, kind_of_values
 from vitcli.data.split import Split, classes_without
-from vitcli.output.progress import Progress
-from vitcli.output.text import count_of, first_few, size_text, within
+from vitcli.output.progress import Progress, wrapped_lines
+from vitcli.output.text import count_of, cut, first_few, size_text, within
 from vitcli.recipe import Recipe
 from vitcli.training.methods.thresholds import gives_one_class
 from vitcli.training.schedule import Plan
@@ -54,13 +54,37 @@ class Opening:
                 progress.detail(line)
             return
         room = MOST_LINES - 1 - len(self.lines)  # the last line is that of the run folder
-        notes = self.notes
         for line in self.lines:
-            progress.note(line)
-        for number, note in enumerate(notes[:room], 1):
-            hidden = len(notes) - room if number == room else 0
-            more = f" ({hidden} more: --verbose)" if hidden > 0 else ""
-            progress.note(f"{NOTE}{note}{more}")
+            progress.note(cut(line, progress.width))
+        for note in _fitting(self.notes, room, progress.width):
+            progress.note(note)
+
+
+def _fitting(notes: Sequence[str], room: int, width: int) -> list[str]:
+    """Return the notes that fit into `room` lines of a terminal; the last one says how many do not.
+
+    The first is among them, in a few words if it is too long for the room.
+    """
+    shown: list[str] = []
+    for number, note in enumerate(notes, 1):
+        whole, others = f"{NOTE}{note}", len(notes) - number
+        height = _height(whole, width)
+        if height < room or (height == room and not others):
+            shown.append(whole)
+            room -= height
+            continue
+        if room > 0:
+            more = f" ({others} more: -v)" if others else ""
+            while _height(whole + more, width) > room and " " in note:
+                note = note.rpartition(" ")[0]
+                whole = f"{NOTE}{note} …"
+            shown.append(whole + more)
+        break
+    return shown
+
+
+def _height(text: str, width: int) -> int:
+    return wrapped_lines(text, width).count("\n") + 1
 
 
 def opening(
@@ -84,7 +108,7 @@ def opening(
     """
     train, scored, choice = splits
     size, origin = size_text(recipe.data.image_size), f" from {start.origin}:" if start.origin else ","
-    counts = [f"training on {count_of(len(train), 'image')} of {_labels_text(train)}"]
+    counts = [f"training on {count_of(len(train), 'image')}{_labels_text(recipe, train)}"]
     counts += [f"{len(choice):,} to choose by"] if choice is not None else []
     counts += [f"{len(scored):,} to score"] if len(scored) else []  # a declared data set has no size
     left_out = train.left_out | scored.left_out
@@ -111,11 +135,15 @@ def opening(
 
 
 def left_out_text(unreadable: Sequence[str], others: LeftOut, dataset: str | None) -> str:
-    """Return how many images and files are left out, with advice on them or a name; "" for none."""
+    """Return how many images and files are left out, with advice on them or a name; "" for none.
+
+    Args:
+        unreadable: places of images that are counted in the line before.
+    """
     files = others.count_text()
     if not unreadable:
         return files
-    images = f"{count_of(len(unreadable), 'image')} that cannot be read"
+    images = f"{len(unreadable):,} of them unreadable"
     return f"{images}, {files}" if files else f"{images}, first {within(unreadable[0], dataset)}"
 
 
@@ -135,15 +163,19 @@ def _of_held_out(recipe: Recipe, train_split: Split, eval_split: Split) -> list[
     return lines
 
 
-def _labels_text(split: Split) -> str:
+def _labels_text(recipe: Recipe, split: Split) -> str:
+    if recipe.objective.loss == "masked_patch":  # which asks for no labels
+        return ""
     if not split.has_numbers:
-        return count_of(split.num_classes, "class", "classes")
+        return f" of {count_of(split.num_classes, 'class', 'classes')}"
     numbers = split.read_labels()
-    return f"numbers ({split.class_names[0]}, {numbers.min():g} to {numbers.max():g})"
+    return f" of numbers ({split.class_names[0]}, {numbers.min():g} to {numbers.max():g})"
 
 
 def of_labels(recipe: Recipe, train_split: Split, chosen_on: Split | None) -> list[str]:
     """Return the lines of `unusual_labels`, and of the images that thresholds are `chosen_on`."""
+    if recipe.objective.loss == "masked_patch":
+        return []
     return unusual_labels(train_split) + _of_thresholds(recipe, train_split, chosen_on)
 
 
@@ -204,6 +236,7 @@ def too_few(command: str, recipe: Recipe, train_split: Split) -> list[str]:
     count, num_classes = len(train_split), max(1, train_split.num_classes)
     if (
         command != "pretrain"
+        or recipe.objective.loss == "masked_patch"
         or train_split.has_numbers
         or count >= MANY_IMAGES
         or count >= MANY_PER_CLASS * num_classes
@@ -223,7 +256,8 @@ def unusual_labels(split: Split) -> list[str]:
     empty = [str(split.class_names[k] if split.class_names else k) for k in np.flatnonzero(counts_K == 0)]
     notes = []
     names = [str(split.class_names[k] if split.class_names else k) for k in np.flatnonzero(counts_K)]
-    if not split.has_several_labels and kind_of_values(names, len(labels)) == NUMBERS:
+    is_read = len(labels) == len(split)  # of a split of declared size the classes alone are known
+    if is_read and not split.has_several_labels and kind_of_values(names, len(labels)) == NUMBERS:
         notes.append(
             f"note: {len(names):,} numbers are taken as classes, in {count_of(len(labels), 'image')}; "
             f"{NEEDS_NUMBERS}"

@@ -42,6 +42,8 @@ def open_train_and_eval(
     before = partial(trained_on_by, starts, quiet=options.quiet)
     if recipe.objective.loss == "regression":
         kind = partial(kind, numbers=True)
+    if recipe.objective.loss == "masked_patch":  # any folder of images will do
+        kind = partial(kind, needs_labels=False)
     return dataset.open_train_and_eval(recipe.data, seed=recipe.train.seed, kind=kind, trained_before=before)
 
 

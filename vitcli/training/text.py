@@ -6,6 +6,7 @@ from typing import Any
 
 from vitcli.evaluation.findings import FOLDS_OPTION, NUM_FOLDS
 from vitcli.evaluation.statistics import interval_of
+from vitcli.features.suspects import LEAST_KNOWN
 from vitcli.output.document import simple_table
 from vitcli.output.text import (
     MANY_CLASSES,
@@ -109,7 +110,13 @@ def _weak_places(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _labels_to_check(summary: dict[str, Any], *, most: int = 1) -> list[tuple[str, str]]:
     """Return rows of labels that the other images contradict, by the closed form that the run began with."""
-    found = (summary.get("probe_head") or {}).get("labels_to_check")
+    head = summary.get("probe_head") or {}
+    found, known = head.get("labels_to_check"), head.get("left_out_top1")
+    if most > 1 and found is None and known is not None and known < LEAST_KNOWN:
+        why = (
+            f"the features are right on {percent(known)} of the left-out images, less than {LEAST_KNOWN:.0%}"
+        )
+        return [("to check", f"labels not judged: {why}")]
     if not found or not found["num_named"]:
         return []
     rows, number = [], found["num_named"]

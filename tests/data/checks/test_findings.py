@@ -169,6 +169,8 @@ def test_each_thing_is_found_alone_and_named(photos, spoil, expected):
         names = ", ".join(name.replace("_", " ") for level, name in expected if level == "spoils")
         assert screen.err.splitlines()[0].endswith(f"would spoil a number: {names}")
         assert len(screen.err.splitlines()) == 3
+        spoiling = [finding for finding in result["findings"] if finding["level"] == "spoils"]
+        assert all(finding["fix"] in screen.err.splitlines()[2] for finding in spoiling)
 
 
 def test_limits_belong_to_what_is_not_found(photos):

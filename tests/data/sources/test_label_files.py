@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import data_section
-from tests.folders import flat, table, text
+from tests.folders import classes, flat, table, text
 from vitcli.data.dataset import DataSet, open_train_and_eval
 from vitcli.data.loader import read_example
 from vitcli.data.sources import label_files
@@ -455,3 +455,19 @@ def test_rows_are_counted_as_they_are_read(tmp_path, monkeypatch, suffix):
     assert too_many.where == f"{path}, line {101 + (suffix == '.csv')}"
     assert refused(90).message.startswith(f"more than 20 of 90 files that labels{suffix} names are missing")
     assert refused(15).message.startswith(f"14 of 15 files that labels{suffix} names are missing: 1.png")
+
+
+def test_a_file_of_labels_that_is_named_is_the_data_set_and_not_what_lies_beside_it(tmp_path):
+    """Runs are written beside it, and other files of labels lie there."""
+    classes(tmp_path, ("x", "y"), 2)
+    flat(tmp_path / "runs/a/figures", 3)
+    text(tmp_path / "runs/a/summary.json", "{}")
+    text(tmp_path / "notes.heic", "no image")
+    text(tmp_path / "labels.csv", "file,label\nx/0.png,a\ny/0.png,b\nnotes.heic,a\n")
+
+    named, folder = DataSet(str(tmp_path / "labels.csv")).open("train"), DataSet(str(tmp_path)).open("train")
+
+    assert named.left_out.files == (("unreadable", "notes.heic"),) and named.notes == ()
+    assert len(folder.left_out.files) == 7
+    assert folder.notes == ("labels come from labels.csv, not from the names of the 3 folders",)
+    assert len(named) == len(folder) == 2

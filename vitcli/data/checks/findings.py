@@ -65,7 +65,9 @@ def failure(result: dict[str, Any]) -> DataError | None:
     return DataError(
         f"{count_of(len(spoiling), 'finding')} would spoil a number: {names}",
         where=result["dataset"],
-        fix=next(finding["fix"] for finding in spoiling),
+        fix="; ".join(f"{finding['name'].replace('_', ' ')}: {finding['fix']}" for finding in spoiling)
+        if len(spoiling) > 1
+        else spoiling[0]["fix"],
     )
 
 

@@ -73,7 +73,7 @@ class LeftOut:
         if not self.files:
             return ""
         paths = [path for reason, path in self.files if reason == UNREADABLE]
-        files = count_of(len(self.files), "other file")
+        files = count_of(len(self.files), "file")
         return f"{files} ({_advice(paths) or f'first {self.files[0][1]}'})"
 
     def summary(self) -> dict[str, Any]:

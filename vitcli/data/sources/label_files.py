@@ -20,6 +20,7 @@ from vitcli.data.decoding import IMAGE_SUFFIXES, PHOTOGRAPH_SUFFIXES
 from vitcli.data.sources.class_folders import alike_notes
 from vitcli.data.sources.folders import (
     UNNAMED,
+    UNREADABLE,
     Files,
     has_images,
     left_out_of,
@@ -172,11 +173,13 @@ def _label_file_in(folder: Path) -> Path | None:
     return files[0] if files else None
 
 
-def open_label_files(files: Sequence[Path], root: Path, choices: LabelChoices = LabelChoices()) -> Tables:
+def open_label_files(files: Sequence[Path], root: Path, choices: LabelChoices, *, of_folder: bool) -> Tables:
     """Return a table for each split that label files name, with the images' paths and their labels.
 
     Args:
         root: the folder that all images are in.
+        of_folder: whether the folder is the data set, so that what no row names is left out of it. Where the
+            file is the data set, it may lie among runs and other data.
 
     Raises:
         DataError: a file is no such table, names a file that is missing, outside the folder or twice, has a
@@ -201,13 +204,15 @@ def open_label_files(files: Sequence[Path], root: Path, choices: LabelChoices = 
     names = _class_names(labelled, read[0])
     named = {image.path for image in images}
     unnamed = relative([path for path in listed.images if path not in named], root)
-    left_out = listed.left_out(root, but=map(str, files)) | left_out_of(UNNAMED, unnamed)
+    left_out = left_out_of(UNREADABLE, relative([path for path in listed.others if path in named], root))
+    if of_folder:
+        left_out = listed.left_out(root, but=map(str, files)) | left_out_of(UNNAMED, unnamed)
     return Tables(
         {split: partial(_table, by_split[split], labelled[split], names) for split in by_split},
         root,
         label_column=read[0].label_column,
         left_out=lambda split: left_out,
-        notes=(*_folder_note(read, root), *alike_notes(names)),
+        notes=(*(_folder_note(read, root) if of_folder else ()), *alike_notes(names)),
     )
 
 
@@ -523,7 +528,7 @@ def _missing(names: list[str], files: list[LabelFile]) -> DataError:
     count, total = len(names), sum(len(file.rows) for file in files)
     more = "more than " if count > MOST_MISSING else ""
     return DataError(
-        f"{more}{min(count, MOST_MISSING)} of {count_of(total, 'file')} that {files[0].path.name} names "
+        f"{more}{min(count, MOST_MISSING):,} of {count_of(total, 'file')} that {files[0].path.name} names "
         f"{'is' if count == 1 else 'are'} missing: {first_few(names, 3)}",
         where=f"{files[0].path}; paths start from {files[0].folder}",
         fix="correct the paths, restore the files, or remove the rows",
@@ -580,12 +585,10 @@ def _table(images: list[LabelledImage], labels: LabelValues, names: list[str]) -
 
 def _folder_note(files: list[LabelFile], root: Path) -> tuple[str, ...]:
     """Note that the folders' own names, which may be classes, play no part."""
-    folders = [
-        name for name in subfolders(root) if name.lower() not in SPLIT_WORDS and has_images(root / name)
-    ]
-    if len(folders) < 2:
-        return ()
-    return (f"labels come from {files[0].path.name}, not from the names of the {len(folders)} folders",)
+    names = [name for name in subfolders(root) if name.lower() not in SPLIT_WORDS]
+    count = sum(has_images(root / name) for name in names)
+    note = f"labels come from {files[0].path.name}, not from the names of the {count} folders"
+    return (note,) if count > 1 else ()
 
 
 def _unreadable(path: Path, error: Exception, *, line: int | None = None) -> DataError:

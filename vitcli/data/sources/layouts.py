@@ -89,7 +89,7 @@ def _open_file(path: Path, typed: str, choices: Choices) -> Tables:
     if path.suffix.lower() in BUILDERS:
         return _table_files(path.parent, [path])
     if path.suffix.lower() in label_files.SUFFIXES:
-        return _open_labels([path], path.parent, choices, one_hot=True)
+        return _open_labels([path], path.parent, choices, one_hot=True, of_folder=False)
     raise not_a_data_set(path, typed)
 
 
@@ -119,10 +119,12 @@ def _open_without_label_file(path: Path, typed: str, choices: Choices) -> Tables
     return opened if opened or choices.needs_labels else open_without_labels(path)
 
 
-def _open_labels(files: list[Path], root: Path, choices: Choices, *, one_hot: bool = False) -> Tables:
+def _open_labels(
+    files: list[Path], root: Path, choices: Choices, *, one_hot: bool = False, of_folder: bool = True
+) -> Tables:
     columns = choices.image_column, choices.label_column
     of_labels = label_files.LabelChoices(*columns, numbers=choices.numbers, one_hot=one_hot)
-    return label_files.open_label_files(files, root, of_labels)
+    return label_files.open_label_files(files, root, of_labels, of_folder=of_folder)
 
 
 def _saved_to_disk(path: Path) -> Tables:

@@ -35,6 +35,7 @@ from vitcli.features.folds import fold_accuracy
 from vitcli.output import run_folder
 from vitcli.output.run_folder import FOLDS, PREDICTIONS, REPEATS, RunFolder, earlier_summary
 from vitcli.output.summaries import FoldScores, FoldsSummary, FrozenScores, TrainingSummary
+from vitcli.output.text import count_of
 from vitcli.recipe import Recipe
 from vitcli.training.many_runs import parallel_runs
 from vitcli.training.many_runs.sequence import open_folder, run_all
@@ -115,12 +116,10 @@ class CrossValidation:
     def _note_beginning(self, folded: FoldedSplit) -> None:
         """Say how the images are divided, and what is not scored."""
         counts = np.bincount(folded.folds_N, minlength=self.recipe.train.folds)
-        groups = (
-            f", {folded.num_groups:,} groups of {self.recipe.data.group_column}" if folded.num_groups else ""
-        )
+        groups = f" in {count_of(folded.num_groups, 'group')}" if folded.num_groups else ""
         sizes = f"{counts.min():,} to {counts.max():,}" if counts.min() < counts.max() else f"{counts[0]:,}"
-        images = f"{len(folded.folds_N):,} images{groups}"
-        folds = f"{len(counts)} folds of {sizes} images, then a run on all {images}"
+        num_images = len(folded.folds_N)
+        folds = f"{len(counts)} folds of {sizes} images{groups}, then all {num_images:,} images"
         self.progress.note(f"{folds}, into {self.path}")
         source = dataset.from_section(self.recipe.data, self.shared.open_data)
         if test := source.default_eval_split(besides=base_of(folded.train_split)):
