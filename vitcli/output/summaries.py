@@ -186,7 +186,7 @@ class TrainingSummary(ResultSummary):
         "classes_not_held_out", "num_held_out_copies", "epochs", "ckpt_fetched_from",
         "thresholds_chosen_on", "license", "findings",
         "probe_top1", "finetuned_top1", "delivered", "delivered_alpha", "interpolation", "choice_split",
-        "num_choice_examples", "probe_head", "diverged", "best_step", "belief",
+        "num_choice_examples", "probe_head", "refit", "diverged", "best_step", "belief",
     }) | RunScores.UNREAD - {"loss", "patch_accuracy", "mean_ap", "mae", "rmse", "r2"}  # fmt: skip
     SOMETIMES = RunScores.SOMETIMES | {
         "average", "notes",
@@ -194,7 +194,7 @@ class TrainingSummary(ResultSummary):
         "ckpt_fetched_from", "num_held_out_seen", "num_choice_seen", "eval_precision", "folds", "target",
         "f1_at_thresholds", "thresholds_chosen_on", "license", "findings",
         "probe_top1", "finetuned_top1", "delivered", "delivered_alpha", "interpolation", "choice_split",
-        "num_choice_examples", "probe_head", "diverged", "best_step", "belief",
+        "num_choice_examples", "probe_head", "refit", "diverged", "best_step", "belief",
     }  # fmt: skip
 
     command: Literal["finetune", "pretrain"]

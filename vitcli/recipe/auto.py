@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from vitcli.recipe.schema import PROBE, Recipe
+from vitcli.recipe.schema import PROBE, REFIT, Recipe
 
 AUTO = "auto"
 NAMES = {size: f"modern/finetune-{size}" for size in ("few", "some", "many")}
-FEW, SOME = 20, 500  # images of a class, at most
+FEW, SOME = 10, 500  # images of a class, at most
 HEAD, WEIGHTS = "model.head", "objective.class_weights"
 UNEVEN = 3  # times as many of the most frequent class as of the rarest
 
@@ -39,7 +39,7 @@ def choose(
     line = f"recipe {NAMES[size]}: {spread} {images} per class{uneven}; --recipe names another"
     chosen = recipe.by_size[size].with_notes(line)
     model, objective = chosen.model, chosen.objective
-    if model.head == PROBE and (has_several_labels or max(present) < 2) and HEAD not in recipe.given:
+    if model.head in (PROBE, REFIT) and (has_several_labels or max(present) < 2) and HEAD not in recipe.given:
         model = model.model_copy(update={"head": "zero"})
     if is_large and WEIGHTS not in recipe.given:
         objective = objective.model_copy(update={"class_weights": "none"})

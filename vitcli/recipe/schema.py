@@ -24,7 +24,7 @@ ONE_OF, OTHER = "<or> ", "<other>"  # the branches of `either`; they appear in p
 # Keys on which no result depends: how fast a run is and when it gives up, not what it is.
 WITHOUT_EFFECT = frozenset({"data.cache", "train.stall_minutes"})
 STALL_MINUTES = 10.0  # also for commands whose recipe has no section train
-PROBE = "probe"  # as model.head: the closed form of few-shot classification
+PROBE, REFIT = "probe", "refit"  # as model.head: the closed form of few-shot classification, before or after
 WEIGHTS = "weights"  # in the place of a value of [data]: what the checkpoint states about its images
 
 
@@ -107,9 +107,9 @@ class Model(WithAddress):
     ckpt: str | None = key(
         "initial weights: run folder, file, name, Hub id, address, or demo (docs/weights.md)", None
     )
-    head: Literal["zero", "keep", PROBE] = key(
-        "of a fine-tuned checkpoint: zeros (paper, 3.2), its own for equal classes, or the closed form "
-        "of vit fewshot, which the result is never worse than on held-out images (docs/finetuning.md)",
+    head: Literal["zero", "keep", PROBE, REFIT] = key(
+        "of a fine-tuned checkpoint: zeros (paper, 3.2), its own for equal classes, the closed form of vit "
+        "fewshot (probe), or zeros that the closed form joins after the last step (docs/finetuning.md)",
         "zero",
     )
     dropout: Fraction = key("probability, after the position embedding and dense layers (paper, B.1)", 0.0)

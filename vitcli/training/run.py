@@ -1,7 +1,7 @@
 """One training run, from its job to a finished run folder: resume, train, evaluate, write the results."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -26,11 +26,12 @@ from vitcli.output import run_folder
 from vitcli.output.atomic import TEMPORARY, read_json
 from vitcli.output.profile import StepProfiler, marked
 from vitcli.output.run_folder import RunFolder
-from vitcli.output.text import count_of, lines_of
+from vitcli.output.text import count_of, lines_of, probe_head_text
 from vitcli.recipe import Recipe
+from vitcli.recipe.schema import REFIT
 from vitcli.training import checkpoint, notes
 from vitcli.training.loop import LoopSettings, train
-from vitcli.training.methods import resolutions
+from vitcli.training.methods import refit, resolutions
 from vitcli.training.methods.delivery import choose, interpolate
 from vitcli.training.methods.early_stopping import BestWeights
 from vitcli.training.methods.imbalance import class_order, loss_weights
@@ -85,8 +86,7 @@ class TrainingRun:
 
             # Train.
             evaluation = self._evaluation(state)
-            train = self._train_from_probe if state.start else self._train_and_save
-            delivery = train(state, evaluation)
+            delivery = self._method(state)(state, evaluation)
 
             # Evaluate the final weights and write the results.
             launch.enter("the final evaluation")
@@ -141,6 +141,33 @@ class TrainingRun:
             self._train(state, evaluation, saver)
         chosen_by = {"num_choice_examples": len(self.job.choice_split)} if self.job.choice_split else {}
         return chosen_by | ({"best_step": state.best.step} if state.best else {})
+
+    def _method(self, state: TrainingState) -> Callable[..., dict[str, Any]]:
+        """Return how the run trains, by the head that it starts or ends with."""
+        if state.start:
+            return self._train_from_probe
+        return self._train_and_refit if self.recipe.model.head == REFIT else self._train_and_save
+
+    def _train_and_refit(self, state: TrainingState, evaluation: PeriodicEvaluation) -> dict[str, Any]:
+        """Train, and let the closed form on the tuned features join the head; return both for the summary.
+
+        The closed form before training says which labels it contradicts.
+        """
+        if state.probe is None:
+            launch.enter("the feature pass before training")
+            before = evaluation.fit_closed_form()
+            state.probe = before.facts if before else {}
+            if before:
+                self.job.progress.detail(probe_head_text(before.facts))
+        best = self._train_and_save(state, evaluation)
+        launch.enter("the feature pass of the refitted head")
+        if state.average:
+            state.model.load_state_dict(fsdp.all_sliced_like(state.average.tensors, state.model.state_dict()))
+            state.average = None
+        after = evaluation.fit_closed_form()
+        if after:
+            refit.join(state.model, after)
+        return refit.facts_of(state.probe or None, after) | best
 
     def _train_from_probe(self, state: TrainingState, evaluation: PeriodicEvaluation) -> dict[str, Any]:
         """Train from the closed form, and leave the best of start, end and what is between in the network.

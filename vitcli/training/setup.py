@@ -34,7 +34,7 @@ from vitcli.output import run_folder
 from vitcli.output.atomic import read_json
 from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
-from vitcli.recipe.schema import PROBE, Model
+from vitcli.recipe.schema import PROBE, REFIT, Model
 from vitcli.training import notes, schedule, tracking
 from vitcli.training.auto_batch_size import find_max_batch_size, max_part_on_gpu
 from vitcli.training.gradients import check_parts, exact_per_device_batch
@@ -43,6 +43,7 @@ from vitcli.training.methods.delivery import ALPHAS
 from vitcli.training.methods.depth import depths_of
 from vitcli.training.methods.held_out import hold_out
 from vitcli.training.methods.imbalance import check_imbalance
+from vitcli.training.methods.refit import check_refit
 from vitcli.training.methods.thresholds import calibration_split, choosing_split
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch
@@ -225,6 +226,7 @@ def set_up(
     probe = None if plan_only else open_probe(recipe)
     check_labels(train_split, recipe)
     check_imbalance(train_split, recipe)
+    check_refit(train_split, recipe)
     threshold_split = choosing_split(recipe, train_split, eval_split, open_data)
     believes = command == "finetune" and not plan_only
     parts = (train_split, eval_split, choice_split, open_data)
@@ -277,7 +279,7 @@ def _with_kept_images(job: TrainingJob) -> TrainingJob:
     choice_split = job.choice_split
     # Each crop of a JPEG that is shrunk as it is decoded has pixels of its own.
     is_exact = job.recipe.data.decode == "exact"
-    visits = plan.epochs + (job.recipe.model.head == PROBE)  # the feature pass of a probe head
+    visits = plan.epochs + {PROBE: 1, REFIT: 2}.get(job.recipe.model.head, 0)  # feature passes
     train_split = images.attach(job.train_split, visits=visits) if is_exact else job.train_split
     eval_split = images.attach(job.eval_split, visits=passes, preprocessing=preprocessing_of(job.recipe.data))
     if images.num_runs > 1 and eval_split.dev_cut:  # its images are trained on in the final runs

@@ -64,6 +64,7 @@ def _brief(summary: dict[str, Any], *, width: int | None = None) -> str:
     rows += _weak_places(summary)
     if "delivered" in summary:
         rows.append(("delivered", brief_delivery(summary)))
+    rows += _refit(summary)
     rows += [(name, Folded(note)) for name, note in held_out(summary)[:1]]
     rows += skipped(summary)
     return brief(rows, _next_commands(summary), width=width)
@@ -152,6 +153,7 @@ def all_rows(summary: dict[str, Any], *, width: int | None = None) -> str:
         *_found(summary),
         ("scored on", ", ".join(scored_on)),
         *([("delivered", delivery_text(summary))] if "delivered" in summary else []),
+        *_refit(summary),
         *held_out(summary),
         *(("note", note) for note in summary.get("notes", ())),
         *skipped(summary),
@@ -178,6 +180,15 @@ def all_rows(summary: dict[str, Any], *, width: int | None = None) -> str:
         notes = "".join(f"{line}\n" for line in remarks(choices, summary["chosen"]))
         text += f"\nsweep results (dev split):\n{table}\n{notes}\n"
     return text + pairs(commands(*_next_commands(summary)), width=width)
+
+
+def _refit(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the row of a head that a closed form has joined, with what that alone reaches."""
+    if not (facts := summary.get("refit")):
+        return []
+    before = (summary.get("probe_head") or {}).get("left_out_top1")
+    linear = "" if before is None else f"; a linear classifier before training: {before:.1%}, leaving one out"
+    return [("head", f"refitted in closed form on {count_of(facts['num_examples'], 'image')}{linear}")]
 
 
 def length_text(steps: int, batch_size: int, num_examples: int) -> str:

@@ -28,9 +28,11 @@ from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.output.summaries import Probe
 from vitcli.output.text import compute_text, probe_head_text
+from vitcli.training.methods import refit
 from vitcli.training.methods.believing import believe
 from vitcli.training.methods.imbalance import balance_of
 from vitcli.training.methods.lora import adapters_merged
+from vitcli.training.methods.probe_head import ClosedFormHead
 from vitcli.training.methods.start import fit_heads
 from vitcli.training.objective import TrainingTask, gives_several_labels
 from vitcli.training.setup import TrainingJob
@@ -170,6 +172,17 @@ class PeriodicEvaluation:
         start.set_heads(self.state.model, layer, whole)
         self.state.skipped |= set(skipped)
         progress.detail(probe_head_text(start.facts))
+
+    def fit_closed_form(self) -> ClosedFormHead | None:
+        """Return the closed form on training images, see `refit.fit`."""
+        job, recipe = self.job, self.job.recipe
+        about = {"loss": recipe.objective.loss, "balance": balance_of(recipe)}
+        about["most_rows"] = refit.num_rows(job.train_split, job.plan)
+        with self._evaluated_model() as model:
+            how = job.train_split, self.preprocessing, self._as_in_training
+            head, skipped = refit.fit(model, *how, **about)
+        self.state.skipped |= set(skipped)
+        return head
 
     def predict(self) -> tuple[AnyMetrics, list[str], Predictions | NumberPredictions | None]:
         """As `evaluate`, and return the prediction of each row.

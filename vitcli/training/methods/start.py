@@ -95,18 +95,17 @@ class StartWeights:
 
     def set_heads(self, model: nn.Module, layer: ClosedFormHead, whole: ClosedFormHead) -> None:
         """Make a fitted layer the head of the network and of these weights, and keep that on all images."""
-        self.whole_head = self._tensors_of(whole)
-        self.tensors |= self._tensors_of(layer)
+        self.whole_head = placed_in_head(whole, self.head)
+        self.tensors |= placed_in_head(layer, self.head)
         self.facts = layer.facts | {"num_delivered_examples": whole.facts["num_examples"]}
         model.load_state_dict(self.head, strict=False)
 
-    def _tensors_of(self, layer: ClosedFormHead) -> dict[str, Tensor]:
-        values = (layer.weight_KD, layer.bias_K) * (len(self.head_names) // 2)
-        shaped = {
-            name: value.reshape(self.tensors[name].shape)
-            for name, value in zip(self.head_names, values, strict=True)
-        }
-        return fsdp.all_sliced_like(shaped, self.head)
+
+def placed_in_head(layer: ClosedFormHead, head: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a fitted layer in the shapes and slices of the tensors of a head, weight and bias in turn."""
+    values = (layer.weight_KD, layer.bias_K) * (len(head) // 2)
+    shaped = {name: value.reshape(head[name].shape) for name, value in zip(head, values, strict=True)}
+    return fsdp.all_sliced_like(shaped, head)
 
 
 def start_weights(model: nn.Module) -> StartWeights:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from vitcli.errors import VitError
 from vitcli.output.text import count_of, duration
-from vitcli.recipe.schema import PROBE
-from vitcli.training.methods import believing
+from vitcli.recipe.schema import PROBE, REFIT
+from vitcli.training.methods import believing, refit
 from vitcli.training.methods.delivery import ALPHAS
 from vitcli.training.setup import TrainingJob
 
@@ -60,7 +60,8 @@ def scoring_of(job: TrainingJob) -> Scoring:
     num_periodic = num_choice if recipe.train.patience else len(job.eval_split)
     believed_by = (job.train_split, job.belief_split) if job.belief_split is not None else ()
     num_believed = sum(min(len(split), believing.MOST_ROWS) for split in believed_by)
-    num_final = num_scored + num_probed + num_thresholds + num_choices * num_choice + num_believed
+    num_refit = refit.num_rows(job.train_split, job.plan) if recipe.model.head == REFIT else 0
+    num_final = num_refit + num_scored + num_probed + num_thresholds + num_choices * num_choice + num_believed
     return Scoring(recipe.eval.every, num_periodic, num_final)
 
 

@@ -1,0 +1,105 @@
+"""A head that ends at its optimum: after the last step the closed form on the tuned features joins it.
+
+Fine-tuning begins with a head of zeros, as in the paper (section 3.2): the backbone then gets gradients where
+it has most to learn, which a head that explains the training images from the first step denies it. Gradient
+descent on few images leaves that head far from the optimum on the features that it has made, though. Both are
+linear functions of these features, so their sum is an ordinary layer:
+
+    logits = (V + t W) x,        V the tuned head, W the closed form on all training images, t its temperature
+
+Nothing is held out to choose by. What labels the closed form on the features before training contradicts is
+found in another pass, since tuned features know the labels that they were trained on.
+
+N rows, D features, K classes.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from vitcli.data.parts.cuts import random_subset
+from vitcli.data.split import Split
+from vitcli.data.transforms import Preprocessing
+from vitcli.errors import VitError
+from vitcli.evaluation.inference import EvalSettings
+from vitcli.recipe import Recipe
+from vitcli.recipe.schema import REFIT
+from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
+from vitcli.training.methods.start import MOST_ROWS, features_of, head_names, labels_to_check, placed_in_head
+from vitcli.training.schedule import Plan
+
+PART_OF_RUN = (
+    0.1  # of the images that the steps see: each of the two passes takes no more time than a 30th of them
+)
+LEAST_ROWS = 1_000
+
+
+def check_refit(train: Split, recipe: Recipe) -> None:
+    """Refuse to refit a head that predicts no single class of an image.
+
+    Raises:
+        VitError: images have several labels or numbers, or their labels are read with the images alone.
+    """
+    if recipe.model.head != REFIT or not (train.has_several_labels or train.has_numbers or train.is_large):
+        return
+    raise VitError(
+        f"the closed form of a refitted head predicts one class, and {train.name} has no known one per image",
+        where="recipe key model.head",
+        fix="--set model.head=zero",
+    )
+
+
+def num_rows(split: Split, plan: Plan) -> int:
+    """Return how many training images a closed form is fitted on."""
+    return min(len(split), MOST_ROWS, max(LEAST_ROWS, int(PART_OF_RUN * plan.images_seen)))
+
+
+def fit(
+    model: nn.Module,
+    split: Split,
+    preprocessing: Preprocessing,
+    settings: EvalSettings,
+    *,
+    most_rows: int,
+    loss: str,
+    balance: str,
+) -> tuple[ClosedFormHead | None, list[str]]:
+    """Fit the closed form on training images as they are evaluated; None of features that are not finite.
+
+    Also return the undecodable images of this process. The first one solves, so that all have the same bits.
+
+    Args:
+        most_rows: of more images a random sample is taken that no seed changes.
+    """
+    sample = random_subset(split, most_rows, seed=0) if len(split) > most_rows else split
+    rows, skipped = features_of(model, sample, preprocessing, settings)
+
+    def solved() -> ClosedFormHead | None:
+        if not torch.isfinite(rows.features_ND).all() or len(np.unique(rows.labels_N)) < 2:
+            return None
+        head = closed_form_head(*rows.columns, num_classes=split.num_classes, loss=loss, balance=balance)
+        facts = {"num_train_examples": len(split), "labels_to_check": labels_to_check(head, rows, split)}
+        return replace(head, facts=head.facts | facts, left_out=None)  # which need not be sent
+
+    return settings.runtime.on_main(solved), skipped
+
+
+def join(model: nn.Module, head: ClosedFormHead) -> None:
+    """Add a closed form to the head of the network."""
+    tensors = model.state_dict()
+    tuned = {name: tensors[name] for name in head_names(model)}
+    fitted = placed_in_head(head, tuned)
+    model.load_state_dict(
+        {name: tuned[name] + fitted[name].to(tuned[name].device) for name in tuned}, strict=False
+    )
+
+
+def facts_of(before: dict[str, Any] | None, after: ClosedFormHead | None) -> dict[str, Any]:
+    """Return the keys of summary.json: of the closed form before training, and of that in the head."""
+    joined = (
+        None if after is None else {key: after.facts[key] for key in ("l2", "temperature", "num_examples")}
+    )
+    return {"probe_head": before, "refit": joined}
