@@ -81,4 +81,31 @@ BY_PACKAGE = {
             "name.casefold()",
         ),
     },
+    ("vitcli/data/sources/layouts.py", "tests/data/sources/test_layouts.py"): {
+        "changed times of files change no key": (
+            "{state.st_size}\\0{state.st_mtime_ns}\\n",
+            "{state.st_size}\\0\\n",
+        ),
+        "changed sizes of files change no key": ("{inside}\\0{state.st_size}\\0", "{inside}\\0"),
+        "a copied folder has another key": ("inside = file.removeprefix(str(path))", "inside = file"),
+    },
+    ("vitcli/data/sources/class_folders.py", "tests/data/sources/test_layouts.py"): {
+        "one class of folders speaks for all": (
+            "min(map(len, inner), default=0) < 2",
+            "max(map(len, inner), default=0) < 2",
+        ),
+    },
+    ("vitcli/data/sources/hub.py", "tests/data/test_dataset.py"): {
+        "the Hub is asked though that is forbidden": (
+            "datasets_config.HF_HUB_OFFLINE = before or bool(outage)",
+            "datasets_config.HF_HUB_OFFLINE = bool(outage)",
+        ),
+    },
+    ("vitcli/data/sources/label_files.py", "tests/data/sources/test_label_files.py"): {
+        "one word makes a column of splits": (
+            "if all(row[c].lower() in SPLIT_WORDS for row in rows)",
+            "if any(row[c].lower() in SPLIT_WORDS for row in rows)",
+        ),
+        "one of two files of labels is taken": ("    if len(files) > 1:\n", "    if len(files) > 2:\n"),
+    },
 }

@@ -483,3 +483,19 @@ def test_the_demo_needs_no_file_and_takes_slices():
     assert sorted(part.read_labels()) == list(range(12))
     image, label = part.read_row(5)
     assert np.array_equal(image, whole.read_row(105)[0]) and label == whole.read_labels()[105]
+
+
+def test_the_hub_is_not_asked_where_the_user_has_forbidden_it(monkeypatch):
+    asked = []
+
+    def split_names(*_, **__):
+        asked.append(datasets.config.HF_HUB_OFFLINE)
+        raise FileNotFoundError("not cached")
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: asked.append("the Hub"))
+    monkeypatch.setattr(datasets, "get_dataset_split_names", split_names)
+
+    with pytest.raises(DataError, match="could not download data set owner/photos"):
+        DataSet("owner/photos")
+    assert asked == [True]

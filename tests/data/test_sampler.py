@@ -358,4 +358,5 @@ def test_a_window_is_rounded_up_to_whole_steps():
     order = StreamOrder(blocks(*[1] * 1_000), window=100, batch_size=64, seed=3)
     by_block = permute(np.arange(1_000), num_examples=1_000, key=derive_seed(3, "blocks", 0))
 
-    assert {*order.rows_at(range(128))} == {*by_block[:128]}, "two steps share a window of 100 rows"
+    assert {*order.rows_at(range(128))} == {*by_block[:128]}
+    assert {*order.rows_at(range(64))} != {*by_block[:64]}, "two steps share a window of 100 rows"

@@ -455,3 +455,19 @@ def test_rows_are_counted_as_they_are_read(tmp_path, monkeypatch, suffix):
     assert too_many.where == f"{path}, line {101 + (suffix == '.csv')}"
     assert refused(90).message.startswith(f"more than 20 of 90 files that labels{suffix} names are missing")
     assert refused(15).message.startswith(f"14 of 15 files that labels{suffix} names are missing: 1.png")
+
+
+def test_a_column_called_set_with_one_word_for_a_split_is_of_no_splits(sixty):
+    text(sixty / "labels.csv", "file,label,set\n0.png,a,train\n1.png,b,lego\n")
+
+    assert DataSet(str(sixty / "labels.csv")).split_names == ("train",)
+
+
+def test_two_files_of_labels_in_one_folder_are_refused(tmp_path):
+    flat(tmp_path, 2)
+    for name in ("labels.csv", "metadata.csv"):
+        text(tmp_path / name, "file_name,label\n0.png,a\n1.png,b\n")
+
+    with pytest.raises(DataError) as caught:
+        DataSet(str(tmp_path))
+    assert "metadata.csv" in str(caught.value) and "labels.csv" in str(caught.value)
