@@ -108,4 +108,100 @@ BY_PACKAGE = {
         ),
         "one of two files of labels is taken": ("    if len(files) > 1:\n", "    if len(files) > 2:\n"),
     },
+    # Checks of data.
+    ("vitcli/data/checks/findings.py", "tests/data/checks/test_findings.py"): {
+        "five images of a class are few": ("if 0 < count < FEW_IMAGES}", "if 0 < count <= FEW_IMAGES}"),
+        "copies within a test split are nothing to look at": (
+            '"look" if exact or is_trained_on else "know"',
+            '"look" if is_trained_on else "know"',
+        ),
+    },
+    ("vitcli/data/checks/near_duplicates.py", "tests/data/checks/test_findings.py"): {
+        "one image of a pair is counted": (
+            "            if self.within:\n                self.has_pair",
+            "            if False:\n                self.has_pair",
+        ),
+    },
+    ("vitcli/data/checks/sizes.py", "tests/data/checks/test_findings.py"): {
+        "width and height of odd images are exchanged": (
+            "{width_N[i]}x{height_N[i]}",
+            "{height_N[i]}x{width_N[i]}",
+        ),
+    },
+    ("vitcli/data/checks/classes.py", "tests/data/checks/test_findings.py"): {
+        "the median of numbers is their mean": ("np.median(numbers_N)", "np.mean(numbers_N)"),
+    },
+    ("vitcli/data/checks/text.py", "tests/data/checks/test_findings.py"): {
+        "the speed is of the first split": (
+            'num_seen = sum(part["num_images"] for part in result["splits"])',
+            'num_seen = result["num_images"]',
+        ),
+        "what comes next stops at unreadable images": (
+            'words += ["--skip-bad"] if "unreadable_images" in names else []',
+            "pass",
+        ),
+    },
+    # Shards.
+    ("vitcli/data/shards/remote.py", "tests/data/shards/test_rows.py"): {
+        "kept ranges are told apart by their beginnings": (
+            "self.stamp, first, last)\n        return",
+            "self.stamp, first)\n        return",
+        ),
+    },
+    ("vitcli/data/shards/webdataset.py", "tests/data/shards/test_rows.py"): {
+        "a shard may have more samples than counted": (
+            "if len(index.offsets_N) != count:",
+            "if len(index.offsets_N) < count:",
+        ),
+    },
+    ("vitcli/data/shards/rows.py", "tests/data/shards/test_rows.py"): {
+        "shards of other sizes are the same data": (
+            "(file_name(file.url), file.size, counts)",
+            "(file_name(file.url), counts)",
+        ),
+    },
+    # Several processes.
+    ("vitcli/distributed/runtime.py", "tests/distributed/test_runtime.py"): {
+        "memory is a thousand times as large": (
+            '2**30 if sys.platform == "darwin" else 2**20)  # in bytes',
+            '2**30 if sys.platform == "darwin" else 2**10)  # in bytes',
+        ),
+    },
+    ("vitcli/distributed/numerics.py", "tests/distributed/test_runtime.py"): {
+        "a CPU has one thread in every run": (
+            'if device.type == "cpu" and exact:',
+            'if device.type == "cpu":',
+        ),
+    },
+    ("vitcli/distributed/device.py", "tests/distributed/test_device.py"): {
+        "-1 hides no GPU": ('in ("", "-1", "NoDevFiles")', 'in ("", "NoDevFiles")'),
+    },
+    # Scores, and how far they can be believed.
+    ("vitcli/evaluation/belief/selective.py", "tests/evaluation/belief/test_selective.py"): {
+        "thirty answered images are too few": ("if point.answered >= LEAST]", "if point.answered > LEAST]"),
+    },
+    ("vitcli/evaluation/belief/temperature.py", "tests/evaluation/belief/test_temperature.py"): {
+        "scores of small numbers are taken for chance": (
+            "MOST_SCALE, LEAST_SCALE = 1e3, 1e-3",
+            "MOST_SCALE, LEAST_SCALE = 1e1, 1e-3",
+        ),
+    },
+    ("vitcli/evaluation/findings.py", "tests/evaluation/test_findings.py"): {
+        "half the median is few": ('row["num_train"] < FEW * middle', 'row["num_train"] <= FEW * middle'),
+        "a larger side cuts patches": ("s % (patch_size or 1) == 0", "True"),
+        "the side of an image is its longer one": ("sides.append(min(size))", "sides.append(max(size))"),
+        "a mistake at 95 % is not sure": (
+            "predictions.confidences_N[wrong] >= SURE",
+            "predictions.confidences_N[wrong] > SURE",
+        ),
+    },
+    ("vitcli/evaluation/sorting.py", "tests/evaluation/test_sorting.py"): {
+        "cat and Cat share a folder": ("if name.casefold() not in taken", "if name not in taken"),
+    },
+    ("vitcli/evaluation/inference.py", "tests/evaluation/test_inference.py"): {
+        "logits are averaged and not probabilities": (
+            "torch.logaddexp(one_BK.log_softmax(dim=-1), other_BK.log_softmax(dim=-1))",
+            "(one_BK.log_softmax(dim=-1) + other_BK.log_softmax(dim=-1)) / 2",
+        ),
+    },
 }
