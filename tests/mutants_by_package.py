@@ -204,4 +204,28 @@ BY_PACKAGE = {
             "(one_BK.log_softmax(dim=-1) + other_BK.log_softmax(dim=-1)) / 2",
         ),
     },
+    ("vitcli/evaluation/belief/stored.py", "tests/evaluation/belief/test_stored.py"): {
+        "more are right than answered": ("0 <= right <= answered <= num_images", "0 <= right <= num_images"),
+        "statistics without a threshold": (
+            "packed is not None and distance is not None else None",
+            "packed is not None else None",
+        ),
+    },
+    # Exported files.
+    ("vitcli/export/agreement.py", "tests/export/test_agreement.py"): {
+        "an output that is too small does not differ": (
+            "float((exported_NK - outputs_NK).abs().max())",
+            "float((exported_NK - outputs_NK).max())",
+        ),
+    },
+    ("vitcli/export/speed.py", "tests/export/test_speed.py"): {
+        "batches are measured for minutes": (
+            "> MOST_S:\n            break",
+            "> 100 * MOST_S:\n            break",
+        ),
+        "a latency in seconds": ('"latency_ms": 1000 * seconds[1]', '"latency_ms": seconds[1]'),
+    },
+    ("vitcli/export/usage.py", "tests/export/test_usage.py"): {
+        "a revision is forgotten in how to load": ('at = f"@{revision}" if revision else ""', 'at = ""'),
+    },
 }
