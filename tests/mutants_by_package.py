@@ -228,4 +228,35 @@ BY_PACKAGE = {
     ("vitcli/export/usage.py", "tests/export/test_usage.py"): {
         "a revision is forgotten in how to load": ('at = f"@{revision}" if revision else ""', 'at = ""'),
     },
+    # Features.
+    ("vitcli/features/suspects.py", "tests/features/test_suspects.py"): {
+        "classes without images have a say": (
+            "other = means_KK[has_rows_K][~is_own_KK[has_rows_K]].mean()",
+            "other = means_KK[~is_own_KK].mean()",
+        ),
+    },
+    ("vitcli/features/draws.py", "tests/features/test_draws.py"): {
+        "the deviation of draws is that of a population": (
+            "stdev(values) if len(values) > 1 else None",
+            "float(np.std(values)) if len(values) > 1 else None",
+        ),
+    },
+    ("vitcli/features/least_squares.py", "tests/features/test_least_squares.py"): {
+        "an l2 within the rounding": (
+            "if value + eigenvalues_R[0] <= rounding",
+            "if value + eigenvalues_R[0] < 0",
+        ),
+    },
+    ("vitcli/features/forecast.py", "tests/features/test_forecast.py"): {
+        "draws of a curve vary too little": ("np.var(point.errors, ddof=1)", "np.var(point.errors)"),
+    },
+    (
+        "vitcli/features/left_out.py",
+        "tests/features/test_choose.py::test_of_equal_accuracies_the_earliest_layer_and_then_the_fewest_features_are_best",
+    ): {
+        "the deepest of equal layers is best": (
+            "(-s.accuracy, s.combination.depth, s.num_features)",
+            "(-s.accuracy, -s.combination.depth, s.num_features)",
+        ),
+    },
 }

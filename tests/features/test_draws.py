@@ -10,7 +10,7 @@ from tests.conftest import SHARED
 from vitcli.errors import VitError
 from vitcli.features import classifiers, least_squares
 from vitcli.features import draws as features_draws
-from vitcli.features.draws import FewshotProblem
+from vitcli.features.draws import FewshotProblem, mean_and_std
 from vitcli.features.feature_store import StoredFeatures, open_store
 
 GOLDEN = SHARED / "golden"
@@ -269,3 +269,10 @@ def test_logistic_regression_without_scikit_learn_says_how_to_get_it(monkeypatch
 
     assert "pip install" in told.value.fix
     classifiers.check_installed("knn")
+
+
+def test_the_deviation_of_draws_is_that_of_a_sample():
+    mean, std = mean_and_std([0.5, 0.7, 0.9])
+
+    assert (mean, std) == (pytest.approx(0.7), pytest.approx(0.2))
+    assert mean_and_std([0.5]) == (0.5, None)
