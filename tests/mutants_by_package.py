@@ -259,4 +259,12 @@ BY_PACKAGE = {
             "(-s.accuracy, -s.combination.depth, s.num_features)",
         ),
     },
+    # Attention and reasons.
+    ("vitcli/inspection/analysis.py", "tests/inspection/test_analysis.py"): {
+        "an image is lit by the maps of others": (
+            "maps_Bhw.flatten(1).double().quantile(full_at, dim=1, keepdim=True)",
+            "maps_Bhw.flatten().double().quantile(full_at).expand(len(maps_Bhw), 1)",
+        ),
+        "maps are compared at the size of the smaller": ("size = max((map_MHW", "size = min((map_MHW"),
+    },
 }

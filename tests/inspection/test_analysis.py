@@ -261,3 +261,24 @@ def test_maps_correlate_with_themselves_at_another_resolution_and_not_with_their
     assert float(analysis.map_correlation(slope, -slope)) == pytest.approx(-1)
     assert float(analysis.map_correlation(slope, coarse)) > 0.97
     assert float(analysis.map_correlation(slope, coarse.mT)) == pytest.approx(0, abs=1e-6)
+
+
+def test_each_image_is_lit_by_its_own_map():
+    images_BHWC = torch.full((2, 4, 4, 3), 200, dtype=torch.uint8)
+    map_hw = torch.tensor([[0.0, 1.0], [2.0, 4.0]])
+
+    both = analysis.attention_overlay(images_BHWC, torch.stack([map_hw, 50 * map_hw]), full_at=1.0)
+
+    assert torch.equal(both[0], both[1]) and both[0].max() == 200
+
+
+def test_maps_are_compared_at_the_size_of_the_larger():
+    small_HW = np.array([[1.0, 3.0], [2.0, 9.0]])
+    rows = np.array([[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])  # bilinear, from 2 to 4 by hand
+    large_HW = rows @ small_HW @ rows.T
+    detail_HW = large_HW + 4 * (-1) ** np.add.outer(np.arange(4), np.arange(4))  # unseen in 2 x 2
+
+    maps = [torch.from_numpy(map_HW)[None] for map_HW in (detail_HW, small_HW)]
+    expected = np.corrcoef(detail_HW.ravel(), large_HW.ravel())[0, 1]
+    for pair in (maps, maps[::-1]):
+        assert float(analysis.map_correlation(*pair)) == pytest.approx(expected) != pytest.approx(1)
