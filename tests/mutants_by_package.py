@@ -267,4 +267,46 @@ BY_PACKAGE = {
         ),
         "maps are compared at the size of the smaller": ("size = max((map_MHW", "size = min((map_MHW"),
     },
+    (
+        "vitcli/inspection/why.py",
+        "tests/inspection/test_why.py::test_a_group_is_shown_by_its_image_of_most_influence_and_counts_as_a_whole tests/inspection/test_why.py::test_fifty_images_are_explained_and_one_more_is_refused",
+    ): {
+        "a group is shown by its first image": (
+            "np.where(group_of_row_N == group, influences_N, -np.inf).argmax()",
+            "np.flatnonzero(group_of_row_N == group)[0]",
+        ),
+        "51 images are explained": ("> MOST_IMAGES:", "> MOST_IMAGES + 1:"),
+    },
+    # Networks.
+    ("vitcli/models/masked_patch.py", "tests/models/test_masked_patch.py"): {
+        "registers are patches": (
+            "[:, self.vit.num_prefix_tokens :]\n        outputs",
+            "[:, 1:]\n        outputs",
+        ),
+    },
+    (
+        "vitcli/models/image_sizes.py",
+        "tests/training/methods/test_resolutions.py::test_networks_of_timm_take_other_sizes_or_are_refused",
+    ): {
+        "rotary angles of the first other size are kept": ("if grids[1] not in ropes:", "if not ropes:"),
+    },
+    # Results on a screen and on a disk.
+    ("vitcli/output/plots.py", "tests/output/test_plots.py"): {
+        "an axis shows twenty points": (
+            "missing = max(0.0, LEAST_SPAN - (high - low)) / 2",
+            "missing = max(0.0, LEAST_SPAN - (high - low))",
+        ),
+    },
+    ("vitcli/output/user_cache.py", "tests/output/test_user_cache.py"): {
+        "a cache of another user is written to": ("if folder.stat().st_uid != os.geteuid():", "if False:"),
+    },
+    ("vitcli/output/result_folder.py", "tests/output/test_result_folder.py"): {
+        "a value that is no longer given is no difference": (
+            "for key in (*new, *(old.keys() - new.keys()))",
+            "for key in new",
+        ),
+    },
+    ("vitcli/output/text.py", "tests/output/test_text.py"): {
+        "a long screen has no command": ("lines = lines[: MOST_LINES - 1]", "lines = lines[:MOST_LINES]"),
+    },
 }
