@@ -269,7 +269,8 @@ BY_PACKAGE = {
     },
     (
         "vitcli/inspection/why.py",
-        "tests/inspection/test_why.py::test_a_group_is_shown_by_its_image_of_most_influence_and_counts_as_a_whole tests/inspection/test_why.py::test_fifty_images_are_explained_and_one_more_is_refused",
+        "tests/inspection/test_why.py::test_a_group_is_shown_by_its_image_of_most_influence "
+        "tests/inspection/test_why.py::test_fifty_images_are_explained_and_one_more_is_refused",
     ): {
         "a group is shown by its first image": (
             "np.where(group_of_row_N == group, influences_N, -np.inf).argmax()",
@@ -308,5 +309,26 @@ BY_PACKAGE = {
     },
     ("vitcli/output/text.py", "tests/output/test_text.py"): {
         "a long screen has no command": ("lines = lines[: MOST_LINES - 1]", "lines = lines[:MOST_LINES]"),
+    },
+    # Weights.
+    ("vitcli/weights/interpolate.py", "tests/weights/test_interpolate.py"): {
+        "the best of several tables speaks for all": (
+            "{k: min(s[k] for s in similarities)",
+            "{k: max(s[k] for s in similarities)",
+        ),
+    },
+    # Training.
+    ("vitcli/training/schedule.py", "tests/training/test_schedule.py"): {
+        "a warm-up in percent is rounded down": (
+            'round(float(warmup.removesuffix("%")) / 100 * total_steps)',
+            'int(float(warmup.removesuffix("%")) / 100 * total_steps)',
+        ),
+    },
+    # Experiments.
+    ("vitcli/experiments/reproduce_rows.py", "tests/experiments/test_reproduce_rows.py"): {
+        "more images than published are the same test set": (
+            "if expected in (None, num_scored) else",
+            "if expected in (None, num_scored) or num_scored > expected else",
+        ),
     },
 }

@@ -328,3 +328,10 @@ def test_a_good_file_of_rows_is_read(tmp_path):
 
 def test_the_shipped_rows_are_no_recipe():
     assert not [name for name, _ in recipe.available() if "reproduce" in name]
+
+
+@pytest.mark.parametrize("count", [9_999, 10_001])
+def test_more_or_fewer_images_are_another_test_set(count):
+    told = judge([0.99], 0.99, None, scored=[(0.99, count)], expected=10_000)
+
+    assert told["verdict"] == "other test set" and told["num_test_examples"] == count

@@ -249,7 +249,7 @@ def test_what_has_no_reasons_is_refused_in_three_lines(home, images, words, code
     assert (home / "kept.html").read_text() == "kept" and not (home / "new.html").exists()
 
 
-def test_a_group_is_shown_by_its_image_of_most_influence_and_counts_as_a_whole():
+def test_a_group_is_shown_by_its_image_of_most_influence():
     solution = SimpleNamespace(groups_N=np.array([7, 7, 3, 9]), labels_N=np.array([0, 0, 1, 1]))
     training = why.TrainingImages(
         DataSet("demo").open("test"), np.array([5, 6, 8, 9]), solution, "pre_logits", {}
