@@ -203,19 +203,24 @@ PREPROCESSING = {
 
 def test_the_similarity_is_that_of_the_table_that_suffers_most(tmp_path):
     options = TransformerOptions(posemb="1d", posemb_at="every_layer")
-    arch = architecture("ViT-demo/8", image_size=(32, 32), num_classes=2, options=options)
+    arch = architecture("ViT-demo/8", image_size=(40, 40), num_classes=2, options=options)
     model = build(arch, dropout=0.0)
     tables = [name for name, _ in model.named_parameters() if name.endswith("positions.table")]
-    described = {"preprocessing": PREPROCESSING, "class_names": None, "metadata": {}}
+    described = {
+        "preprocessing": PREPROCESSING | {"image_size": [40, 40]},
+        "class_names": None,
+        "metadata": {},
+    }
     write_weights(tmp_path, model.state_dict(), arch, **described)
     out = tmp_path / "out.safetensors"
-    result = run("interpolate-posemb", str(tmp_path), str(out), "--res", "56", "--json").json
+    result = run("interpolate-posemb", str(tmp_path), str(out), "--res", "64", "--json").json
 
     after = read_weights(str(out)).state
     each = [
-        similarity_at_landmarks(model.state_dict()[name], (4, 4), after[name], (7, 7), num_prefix=1)
+        similarity_at_landmarks(model.state_dict()[name], (5, 5), after[name], (8, 8), num_prefix=1)
         for name in tables
     ]
-    assert len(each) == 6 and result["similarity"] == pytest.approx(
+    assert len({of_table["midpoints"] for of_table in each}) == 6
+    assert result["similarity"] == pytest.approx(
         {place: min(of_table[place] for of_table in each) for place in each[0]}
     )
