@@ -340,4 +340,27 @@ BY_PACKAGE = {
             'summary["elapsed_s"]',
         ),
     },
+    # Recipes.
+    ("vitcli/recipe/__init__.py", "tests/recipe/test_recipe.py"): {
+        "a warm-up is a fraction of the steps that are left": (
+            "100 * warmup / steps_of_file",
+            "100 * warmup / steps",
+        ),
+    },
+    ("vitcli/recipe/sweep.py", "tests/recipe/test_recipe.py"): {
+        "256 combinations are too many": ("if count <= MOST_TRIALS:", "if count < MOST_TRIALS:"),
+    },
+    ("vitcli/recipe/auto.py", "tests/recipe/test_auto.py"): {
+        "one large class decides which recipe it is": (
+            "typical = median(present)",
+            "typical = sum(present) / len(present)",
+        ),
+    },
+    # Reports.
+    ("vitcli/report/grouping.py", "tests/report/test_grouping.py"): {
+        "runs of a cell count by their folders": (
+            "values = [value for entry in finished for value in entry.values or (entry.mean,)]",
+            "values = [entry.mean for entry in finished]",
+        ),
+    },
 }

@@ -147,3 +147,11 @@ def test_a_long_curve_keeps_its_ends_and_every_spike_among_few_points(spike_at):
     assert len(kept) <= MAX_POINTS and kept[0] == points[0] and kept[-1] == points[-1]
     assert points[spike_at] in kept and list(kept) == sorted(kept)
     assert thinned(points[:MAX_POINTS]) == points[:MAX_POINTS]
+
+
+def test_every_run_of_pooled_cells_counts_once():
+    of_two = Entry(("pets", "test"), "ViT-B/16", "b16", RECIPE, Path("a"), (0, 1), (0.8, 0.9), 0.85, 0.07)
+    of_one = Entry(("pets", "test"), "ViT-B/16", "b16", RECIPE, Path("b"), (2,), (), 0.7)
+
+    mean, std, count = pooled([of_two, of_one])
+    assert (mean, std, count) == (pytest.approx(0.8), pytest.approx(0.1), 3)
