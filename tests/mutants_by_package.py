@@ -363,4 +363,26 @@ BY_PACKAGE = {
             "values = [entry.mean for entry in finished]",
         ),
     },
+    # Benchmarks, commands and several runs.
+    ("vitcli/bench/measure.py", "tests/bench/test_bench.py::test_the_sides_take_turns_lap_by_lap"): {
+        "one side has all its laps first": (
+            "    for _ in range(repeats):\n        for name, run in sides.items():\n            laps[name].append(run())",
+            "    for name, run in sides.items():\n        for _ in range(repeats):\n            laps[name].append(run())",
+        ),
+    },
+    ("vitcli/training/many_runs/sweep_results.py", "tests/training/test_sweep_results.py"): {
+        "two arms have one folder": ("is_usable = len(set(names)) == len(names) and", "is_usable ="),
+    },
+    (
+        "vitcli/training/methods/time_limit.py",
+        "tests/training/test_time_limit.py::test_a_run_scores_what_it_reports_on_and_what_it_chooses_by",
+    ): {
+        "patience scores nothing at the end": ("+ (recipe.train.patience > 0)", ""),
+    },
+    (
+        "vitcli/cli/exit_codes.py",
+        "tests/cli/test_app.py::test_a_report_of_a_bug_is_written_through_no_link",
+    ): {
+        "a report of a bug is written through a link": ('report.open("x")', 'report.open("w")'),
+    },
 }

@@ -170,3 +170,12 @@ def test_masked_patches_have_no_interval_and_are_for_finetuning():
     lines = lines_of(as_text(of_patches | {"runs": [{"seed": 0, **scores}]}, width=200))
 
     assert "top-1" not in lines and lines["next"] == "vit finetune --ckpt 'runs/my photos' --dataset DATA"
+
+
+def test_arms_have_the_names_of_their_values_or_numbers_where_these_would_be_one_name():
+    def names(*values: object) -> list[str]:
+        return sweep_results.names_of([{"optimizer.name": value} for value in values])
+
+    assert names("sgd", "adam") == ["name-sgd", "name-adam"]
+    assert names("a b", "a/b") == ["arm-1", "arm-2"]
+    assert names("x" * 120) == ["arm-1"]
