@@ -224,6 +224,10 @@ BY_PACKAGE = {
             "> 100 * MOST_S:\n            break",
         ),
         "a latency in seconds": ('"latency_ms": 1000 * seconds[1]', '"latency_ms": seconds[1]'),
+        "the first run of a turn counts": (
+            "for _ in range(RUNS_OF_A_TURN)][1:]",
+            "for _ in range(RUNS_OF_A_TURN)]",
+        ),
     },
     ("vitcli/export/usage.py", "tests/export/test_usage.py"): {
         "a revision is forgotten in how to load": ('at = f"@{revision}" if revision else ""', 'at = ""'),
@@ -366,8 +370,8 @@ BY_PACKAGE = {
     # Benchmarks, commands and several runs.
     ("vitcli/bench/measure.py", "tests/bench/test_bench.py::test_the_sides_take_turns_lap_by_lap"): {
         "one side has all its laps first": (
-            "    for _ in range(repeats):\n        for name, run in sides.items():\n            laps[name].append(run())",
-            "    for name, run in sides.items():\n        for _ in range(repeats):\n            laps[name].append(run())",
+            "    for _ in range(repeats):\n        for name, run in sides.items():\n",
+            "    for name, run in (each for each in sides.items() for _ in range(repeats)):\n        if 1:\n",
         ),
     },
     ("vitcli/training/many_runs/sweep_results.py", "tests/training/test_sweep_results.py"): {
@@ -384,5 +388,14 @@ BY_PACKAGE = {
         "tests/cli/test_app.py::test_a_report_of_a_bug_is_written_through_no_link",
     ): {
         "a report of a bug is written through a link": ('report.open("x")', 'report.open("w")'),
+    },
+    (
+        "vitcli/cli/exit_codes.py",
+        "tests/cli/test_app.py::test_a_number_out_of_its_range_is_answered_with_the_bound",
+    ): {
+        "a bound is not in its range": (
+            'f"greater than or equal to {low}" if is_below else f"less than or equal to {high}"',
+            'f"greater than {low}" if is_below else f"less than {high}"',
+        ),
     },
 }

@@ -611,3 +611,17 @@ def test_a_report_of_a_bug_is_written_through_no_link(tmp_path):
     error = exit_codes._internal_error(bug)
     assert outside.read_text() == "mine" and error.exit_code == 1
     assert "nowhere: " in error.where and "ZeroDivisionError: division by zero" in error.message
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["finetune", "--num-processes", 0], "--num-processes must be greater than or equal to 1"),
+        (["datasets", "check", "x", "--distance", -1], "--distance must be greater than or equal to 0"),
+        (["datasets", "check", "x", "--distance", 99], "--distance must be less than or equal to 32"),
+    ],
+)
+def test_a_number_out_of_its_range_is_answered_with_the_bound(words, message):
+    outcome = run(*words)
+
+    assert outcome.code == 2 and outcome.err.splitlines()[0] == f"error: {message}"

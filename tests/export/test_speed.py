@@ -38,3 +38,11 @@ def test_a_larger_batch_is_not_measured_where_one_takes_more_than_two_seconds(mo
     assert measured == sizes
     assert result["pytorch"]["latency_ms"] == pytest.approx(1000 * seconds)
     assert result["exported"]["images_per_s"] == pytest.approx(1 / seconds)
+
+
+def test_the_median_is_of_the_runs_after_the_first(monkeypatch):
+    seconds = iter([9.0, 1.0, 3.0] * 2)
+    monkeypatch.setattr(speed, "_seconds", lambda run, images_BHWC: next(seconds))
+    monkeypatch.setattr(speed, "ENOUGH_S", -1.0)
+
+    assert speed._medians({"exported": print}, torch.empty(0)) == {"exported": 2.0}
