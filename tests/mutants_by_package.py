@@ -66,6 +66,7 @@ BY_PACKAGE = {
             "is_about = lower.startswith(SILENT_STARTS) and suffix_of(lower) not in IMAGE_SUFFIXES",
             "is_about = lower.startswith(SILENT_STARTS)",
         ),
+        "links are followed in search of images": ("entry.is_dir(follow_symlinks=False)", "entry.is_dir()"),
     },
     ("vitcli/data/sources/class_folders.py", "tests/data/sources/test_folders.py"): {
         "images beside the splits are not named": (
@@ -107,6 +108,12 @@ BY_PACKAGE = {
             "if any(row[c].lower() in SPLIT_WORDS for row in rows)",
         ),
         "one of two files of labels is taken": ("    if len(files) > 1:\n", "    if len(files) > 2:\n"),
+    },
+    ("vitcli/data/vtab_splits.py", "tests/data/test_vtab_splits.py"): {
+        "a label too many is a class of a task": (
+            '<= range_of["max"] < num_classes',
+            '<= range_of["max"] <= num_classes',
+        ),
     },
     # Checks of data.
     ("vitcli/data/checks/findings.py", "tests/data/checks/test_findings.py"): {
@@ -250,6 +257,10 @@ BY_PACKAGE = {
             "if value + eigenvalues_R[0] <= rounding",
             "if value + eigenvalues_R[0] < 0",
         ),
+        "groups that just fill the shots are left out": (
+            'np.searchsorted(np.cumsum(sizes[order]), count, side="right")',
+            'np.searchsorted(np.cumsum(sizes[order]), count, side="left")',
+        ),
     },
     ("vitcli/features/forecast.py", "tests/features/test_forecast.py"): {
         "draws of a curve vary too little": ("np.var(point.errors, ddof=1)", "np.var(point.errors)"),
@@ -263,6 +274,12 @@ BY_PACKAGE = {
             "(-s.accuracy, -s.combination.depth, s.num_features)",
         ),
     },
+    ("vitcli/features/classifiers.py", "tests/features/test_draws.py"): {
+        "near neighbours outvote more far ones": (
+            "vote_T = 2 * most + 1 + cosine_TN",
+            "vote_T = 0 * most + 1 + cosine_TN",
+        ),
+    },
     # Attention and reasons.
     ("vitcli/inspection/analysis.py", "tests/inspection/test_analysis.py"): {
         "an image is lit by the maps of others": (
@@ -270,6 +287,7 @@ BY_PACKAGE = {
             "maps_Bhw.flatten().double().quantile(full_at).expand(len(maps_Bhw), 1)",
         ),
         "maps are compared at the size of the smaller": ("size = max((map_MHW", "size = min((map_MHW"),
+        "a rollout goes from the first layer to the last": ("mean_BTT @ below_BTT", "below_BTT @ mean_BTT"),
     },
     (
         "vitcli/inspection/why.py",
@@ -328,12 +346,19 @@ BY_PACKAGE = {
             'int(float(warmup.removesuffix("%")) / 100 * total_steps)',
         ),
     },
+    (
+        "vitcli/training/methods/imbalance.py",
+        "tests/training/methods/test_imbalance.py::test_a_last_class_without_images_has_a_weight_of_its_own",
+    ): {
+        "a last class without images has no weight": ("minlength=train_split.num_classes", "minlength=0"),
+    },
     # Experiments.
     ("vitcli/experiments/reproduce_rows.py", "tests/experiments/test_reproduce_rows.py"): {
         "more images than published are the same test set": (
             "if expected in (None, num_scored) else",
             "if expected in (None, num_scored) or num_scored > expected else",
         ),
+        "a published percentage is not rounded": ("round(mean / 100, 10), None", "mean / 100, None"),
     },
     (
         "vitcli/experiments/reproduce.py",

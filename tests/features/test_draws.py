@@ -276,3 +276,11 @@ def test_the_deviation_of_draws_is_that_of_a_sample():
 
     assert (mean, std) == (pytest.approx(0.7), pytest.approx(0.2))
     assert mean_and_std([0.5]) == (0.5, None)
+
+
+def test_three_far_neighbours_outvote_two_near_ones():
+    angles_N, labels_N = np.array([0.0, 0.1, 1.4, 1.45, 1.5]), np.array([0, 0, 1, 1, 1])
+    points = np.stack([np.cos(angles_N), np.sin(angles_N)], axis=1)
+
+    votes = classifiers._votes(points, labels_N, points[:1], [2, 5], num_classes=2, left_out_N=None)
+    assert {count: classes.tolist() for count, classes in votes.items()} == {2: [0], 5: [1]}

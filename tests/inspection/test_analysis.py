@@ -282,3 +282,15 @@ def test_maps_are_compared_at_the_size_of_the_larger():
     expected = np.corrcoef(detail_HW.ravel(), large_HW.ravel())[0, 1]
     for pair in (maps, maps[::-1]):
         assert float(analysis.map_correlation(*pair)) == pytest.approx(expected) != pytest.approx(1)
+
+
+def test_a_rollout_goes_from_the_last_layer_to_the_first():
+    first, second = torch.rand(2, 1, 2, 3, 3, generator=torch.Generator().manual_seed(0)).softmax(dim=-1)
+
+    rolled = analysis.rollout_layer(
+        analysis.rollout_layer(None, first, residual=False), second, residual=False
+    )
+
+    # What token i has of token k goes through each token j of the layer between.
+    by_hand = torch.einsum("ij,jk->ik", second[0].mean(dim=0), first[0].mean(dim=0))
+    torch.testing.assert_close(rolled[0], by_hand)

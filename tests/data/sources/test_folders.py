@@ -13,7 +13,7 @@ from tests.folders import CLASSES, KINDS, Kind, classes, flat, image, shard, tab
 from vitcli.data.dataset import DataSet
 from vitcli.data.image_files import find_images
 from vitcli.data.sources.class_folders import alike_notes
-from vitcli.data.sources.folders import UNREADABLE, left_out_of, named, union
+from vitcli.data.sources.folders import UNREADABLE, has_images, left_out_of, named, union
 from vitcli.data.sources.tables import split_of
 from vitcli.errors import DataError
 
@@ -355,3 +355,13 @@ def test_a_file_that_is_left_out_by_two_parts_is_counted_once():
 )
 def test_of_several_words_for_splits_the_first_in_a_path_counts(path, split):
     assert split_of(Path(path)) == split
+
+
+def test_a_link_back_up_is_no_folder_of_images(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/up").symlink_to(tmp_path)
+    image(tmp_path / "outside/1.png")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/elsewhere").symlink_to(tmp_path / "outside")
+
+    assert [has_images(tmp_path / name) for name in ("a", "b", "outside")] == [False, False, True]
