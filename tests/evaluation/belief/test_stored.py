@@ -74,6 +74,7 @@ DAMAGES = {
     "thresholds are a number": lambda m: m[KEY].update(thresholds=0.8),
     "a threshold above 1": lambda m: m[KEY]["thresholds"][0].update(threshold=1.5),
     "more right than answered": lambda m: m[KEY]["thresholds"][0].update(right=91),
+    "one more right than answered": lambda m: m[KEY]["thresholds"][0].update(answered=7, right=8),
     "a part of an image": lambda m: m[KEY]["thresholds"][0].update(right=7.5),
     "no images": lambda m: m[KEY].update(num_images=None),
     "infinite distance": lambda m: m[KEY].update(distance=float("inf")),
@@ -105,3 +106,12 @@ def test_damaged_numbers_are_refused(stored, damage):
     with pytest.raises(WeightsError, match="about believing the predictions is damaged") as refused:
         belief_of(metadata, 3)
     assert refused.value.where and refused.value.fix
+
+
+def test_statistics_without_a_threshold_say_nothing_of_what_is_unlike(stored):
+    metadata = as_read(stored)
+    metadata[KEY].update(distance=None, flagged=None)
+    read = belief_of(metadata, 3)
+
+    assert read.statistics is None
+    assert believed(np.zeros((2, 3)), np.zeros((2, 5)), read).is_like_N is None
