@@ -42,8 +42,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=50, help="of each class, to forecast from")
     parser.add_argument("--times", type=int, nargs="+", default=[2, 4, 10])
     parser.add_argument("--repetitions", type=int, default=30)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument(
-        "--l2", default="1024", type=lambda value: value if value == "sweep" else float(value)
+        "--l2", default="sweep", type=lambda value: value if value == "sweep" else float(value)
     )
     args = parser.parse_args()
 
@@ -59,7 +60,8 @@ def main() -> None:
     least = int(np.bincount(train["labels"]).min())
     if least < max(args.times) * args.images:
         print(f"note: a class has {least} images; the largest draws have all of some classes")
-    results = [forecast_and_truth(problem, args, seed) for seed in range(args.repetitions)]
+    seeds = range(args.first_seed, args.first_seed + args.repetitions)
+    results = [forecast_and_truth(problem, args, seed) for seed in seeds]
     now = [predicted["points"][-1]["accuracy"] for predicted, _ in results]
     print(f"{args.images} a class: {np.mean(now):.1%}; l2 {args.l2}")
     print(f"near the floor: {sum(predicted['near_floor'] for predicted, _ in results)} of {len(results)}")

@@ -3,11 +3,12 @@
 A break is a text that occurs once in its file, and what takes its place. It belongs to the tests of which one
 must fail. Those are fast, and need no data or weights besides what they make themselves. Here are the breaks
 of what a run must keep; those of what a result rests on are in `mutants_of_results.py`, those that a review
-misses most easily in `mutants_of_parts.py`.
+misses most easily in `mutants_of_parts.py`, and package by package in `mutants_by_package.py`.
 """
 
 from dataclasses import dataclass
 
+from tests.mutants_by_package import BY_PACKAGE
 from tests.mutants_of_parts import OF_PARTS
 from tests.mutants_of_results import OF_RESULTS
 
@@ -425,6 +426,7 @@ OF_RUNS = {
 
 MUTANTS = [
     Mutant(what, file, before, after, tests)
-    for (file, tests), breaks in (OF_RUNS | OF_RESULTS | OF_PARTS).items()
+    for part in (OF_RUNS, OF_RESULTS, OF_PARTS, BY_PACKAGE)
+    for (file, tests), breaks in part.items()
     for what, (before, after) in breaks.items()
 ]

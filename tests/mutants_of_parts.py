@@ -21,6 +21,17 @@ OF_PARTS = {
             "groups_N = np.arange(len(labels_N))",
         ),
     },
+    ("vitcli/evaluation/belief/familiar.py", "tests/evaluation/belief/test_familiar.py"): {
+        "images of a left-out class are in the statistics": (
+            "(rows.fold_N != fold) & ~is_unknown_N",
+            "(rows.fold_N != fold)",
+        ),
+        "the column of a left-out class is read": ("[:, has_rows_K]", ""),
+        "the first is never given up": (
+            "        return 0\n    return best",
+            "        return 0\n    return 0",
+        ),
+    },
     ("vitcli/data/split.py", "tests/data/parts/test_groups.py"): {
         "a part has the groups of the first rows": (
             "lambda: self.groups_N[all_rows()])",

@@ -155,6 +155,8 @@ def test_infer_draws_figure_12_and_takes_a_full_memory_for_an_answer(tmp_path, m
     measured, failed = result["rows"]
     check_speed(measured, images=2 * 2 * 8)
     check_speed(measured["compare"], images=measured["images"])
+    of_limit = measured["flops_per_image"] * measured["images_per_s"] / measured["limit_flops_per_s"]
+    assert measured["fraction_of_limit"] == pytest.approx(of_limit)
     assert failed["out_of_memory"] and "out of memory" in text.as_text(result)
     names = sorted(path.name for path in (tmp_path / "fig12").iterdir() if not path.name.startswith("."))
     assert names == ["benchmark.json", "inference.png", "inference.svg"]
@@ -218,3 +220,13 @@ def test_mistakes_are_refused_in_three_lines(words, message):
     shown = run("bench", *words.split(" "))
 
     assert shown.code in (2, 3) and message in shown.err and "Traceback" not in shown.err
+
+
+def test_the_sides_take_turns_lap_by_lap():
+    order = []
+    laps = measure.interleaved({"ours": lambda: order.append("a"), "timm": lambda: order.append("b")}, 3)
+
+    assert order == ["a", "b"] * 3 and {name: len(of_side) for name, of_side in laps.items()} == {
+        "ours": 3,
+        "timm": 3,
+    }

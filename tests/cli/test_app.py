@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from tests.conftest import REPOSITORY, Outcome, run
 from vitcli import recipe
-from vitcli.cli import app, hints
+from vitcli.cli import app, exit_codes, hints
 from vitcli.cli.complete import choices_in
 from vitcli.cli.features import Classifier
 from vitcli.cli.options import DATA, PANELS, RUN, Compute, FeatureLayer, Tracker, option
@@ -600,3 +600,29 @@ def test_the_defaults_in_the_help_are_those_of_the_recipes_that_a_folder_gets():
     for name, values in told.items():
         default = re.search(rf"--{name} [A-Z]+ .*?\(default: ([^)]*)\)", page)[1]
         assert numbers(default) == values, (name, default)
+
+
+def test_a_report_of_a_bug_is_written_through_no_link(tmp_path):
+    outside = tmp_path / "outside.txt"
+    outside.write_text("mine")
+    (tmp_path / f"vit-crash-{os.getpid()}.txt").symlink_to(outside)
+    bug = ZeroDivisionError("division by zero")
+    bug.run_dir = tmp_path
+
+    error = exit_codes._internal_error(bug)
+    assert outside.read_text() == "mine" and error.exit_code == 1
+    assert "nowhere: " in error.where and "ZeroDivisionError: division by zero" in error.message
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["finetune", "--num-processes", 0], "--num-processes must be greater than or equal to 1"),
+        (["datasets", "check", "x", "--distance", -1], "--distance must be greater than or equal to 0"),
+        (["datasets", "check", "x", "--distance", 99], "--distance must be less than or equal to 32"),
+    ],
+)
+def test_a_number_out_of_its_range_is_answered_with_the_bound(words, message):
+    outcome = run(*words)
+
+    assert outcome.code == 2 and outcome.err.splitlines()[0] == f"error: {message}"

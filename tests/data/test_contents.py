@@ -11,6 +11,7 @@ import pytest
 from tests.data.shards.test_streaming import parquet, tars  # noqa: F401, fixtures
 from vitcli.data import contents, dataset
 from vitcli.data.shards import rows
+from vitcli.data.split import SourceFiles
 from vitcli.distributed import runtime
 
 
@@ -104,3 +105,14 @@ def test_remote_shards_are_compared_by_what_their_server_says(parquet):  # noqa:
     after = now()
     assert after.images == before.images is not None
     assert after.files != before.files is not None
+
+
+def test_local_shards_above_2_gib_are_not_read_before_a_run(tmp_path, monkeypatch):
+    def of(num_bytes: int) -> contents.SplitContents:
+        with (tmp_path / "train.tar").open("wb") as file:
+            file.truncate(num_bytes)  # takes no room on the disk
+        return contents._contents_of_files(SourceFiles(lambda: [str(tmp_path / "train.tar")], "tar"))
+
+    monkeypatch.setattr(contents, "_digest_of_file", lambda path: b"read")
+    assert of(2 * 2**30).files is None, "compared by what was read"
+    assert of(2 * 2**30 + 1).files is not None

@@ -240,6 +240,12 @@ def test_a_class_gives_random_rows_to_a_stratified_part():
         assert len(places) == 100 and abs(places.mean() - 0.5) < 0.1 and np.diff(places).std() > 0.003
 
 
+def test_the_rows_of_a_stratified_part_are_pinned_so_that_a_run_resumes_under_the_next_release():
+    dev = cut_dev(numbered(30), dev_fraction=0.2, split="train", stratified=True)[1]
+
+    assert numbers(dev) == [5, 8, 12, 13, 18, 22]
+
+
 def test_images_of_several_labels_and_classes_of_one_image_are_cut_otherwise():
     several = replace(numbered(100), has_several_labels=True)
     dev = cut_dev(several, dev_fraction=0.1, split="train", stratified=True)[1]
@@ -477,3 +483,19 @@ def test_the_demo_needs_no_file_and_takes_slices():
     assert sorted(part.read_labels()) == list(range(12))
     image, label = part.read_row(5)
     assert np.array_equal(image, whole.read_row(105)[0]) and label == whole.read_labels()[105]
+
+
+def test_the_hub_is_not_asked_where_the_user_has_forbidden_it(monkeypatch):
+    asked = []
+
+    def split_names(*_, **__):
+        asked.append(datasets.config.HF_HUB_OFFLINE)
+        raise FileNotFoundError("not cached")
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: asked.append("the Hub"))
+    monkeypatch.setattr(datasets, "get_dataset_split_names", split_names)
+
+    with pytest.raises(DataError, match="could not download data set owner/photos"):
+        DataSet("owner/photos")
+    assert asked == [True]

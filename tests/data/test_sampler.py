@@ -346,3 +346,17 @@ def test_a_step_has_the_same_rows_of_all_classes_on_any_number_of_processes():
     )
     again = [examples_of(step, **data) for step in steps]
     assert again[7] == examples_of(12, **data)
+
+
+def test_classes_come_in_another_order_in_every_epoch():
+    labels_of_epochs = LONG_TAIL[drawn("balanced", 6)]
+
+    assert len({tuple(labels) for labels in labels_of_epochs}) == 6
+
+
+def test_a_window_is_rounded_up_to_whole_steps():
+    order = StreamOrder(blocks(*[1] * 1_000), window=100, batch_size=64, seed=3)
+    by_block = permute(np.arange(1_000), num_examples=1_000, key=derive_seed(3, "blocks", 0))
+
+    assert {*order.rows_at(range(128))} == {*by_block[:128]}
+    assert {*order.rows_at(range(64))} != {*by_block[:64]}, "two steps share a window of 100 rows"

@@ -15,7 +15,7 @@ from PIL import Image
 from vitcli.data.classes import check_same_classes
 from vitcli.data.sampler import permute
 from vitcli.data.sources.layouts import open_local
-from vitcli.data.split import Split, check_labels
+from vitcli.data.split import Split, check_label, check_labels
 from vitcli.data.table_split import from_table
 from vitcli.errors import DataError
 
@@ -354,3 +354,21 @@ def test_a_held_out_split_of_other_classes_is_refused_though_their_number_is_the
     check_same_classes(train, train)
     with pytest.raises(DataError, match="do not have the same classes"):
         check_same_classes(train, held_out)
+
+
+def test_the_fingerprint_of_32_images_is_another_with_any_image_changed():
+    def changed(number: int) -> Split:
+        split = numbered([0] * 32)
+        return replace(split, read_row=lambda row: (b"x", 0) if row == number else split.read_row(row))
+
+    assert len({changed(number).fingerprint for number in range(-1, 32)}) == 33
+
+
+@pytest.mark.parametrize("label", [3, -1, (0, 3), (-1,)])
+def test_a_label_of_a_large_split_is_refused_when_its_row_is_read(label):
+    check_label(numbered([0]), 2, 5)
+    check_label(numbered([0]), (0, 2), 5)
+
+    with pytest.raises(DataError, match="label") as caught:
+        check_label(numbered([0]), label, 5)
+    assert caught.value.where == "numbers, row 5"

@@ -10,6 +10,7 @@ from PIL import Image
 
 from tests.conftest import data_section
 from vitcli import recipe
+from vitcli.data import vtab_splits
 from vitcli.data.dataset import DataSet, open_train_and_eval
 from vitcli.data.loader import read_example
 from vitcli.errors import DataError
@@ -196,3 +197,11 @@ def test_each_task_flips_and_crops_as_the_paper_says(task):
 
 def test_no_other_command_takes_the_recipe_of_a_task():
     assert recipe.find_for_dataset("evaluate", "vtab/dtd") == "evaluate/default"
+
+
+@pytest.mark.parametrize(("highest", "is_of_classes"), [(3, True), (4, False)])
+def test_labels_beyond_the_classes_of_a_task_are_left_as_they_are(highest, is_of_classes):
+    table = datasets.Dataset.from_dict({"label": [0, 1, highest]})
+
+    numbered = vtab_splits._numbered(lambda: table, "label", 4, "here")
+    assert isinstance(numbered.features["label"], datasets.ClassLabel) == is_of_classes

@@ -86,3 +86,16 @@ def test_a_run_on_a_device_that_is_not_here_ends_with_what_is(photos):
 def test_the_cpu_is_a_device_of_every_command(words, photos, tmp_path):
     filled = words.format(photos=photos, out=tmp_path / "few")
     assert run(*filled.split(), "--device", "cpu", "-q").code == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "is_hidden"),
+    [(None, False), ("", True), ("-1", True), ("-1,0", True), ("NoDevFiles", True), ("0,-1", False)],
+)
+def test_gpus_are_hidden_by_what_cuda_takes_for_none(monkeypatch, visible, is_hidden):
+    monkeypatch.delenv(device.SELECTED, raising=False)
+    monkeypatch.delenv(device.VISIBLE, raising=False)
+    if visible is not None:
+        monkeypatch.setenv(device.VISIBLE, visible)
+
+    assert device.is_hidden() == is_hidden

@@ -7,6 +7,7 @@ import subprocess
 from datetime import timedelta
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -306,3 +307,19 @@ def test_the_hardware_of_a_run_is_recorded_and_a_change_is_noted_once(monkeypatc
     # With --exact as many processes as one likes sit in as many machines.
     spread = {"gpus_per_machine": [1, 1], "num_processes": 4}
     assert len(notes(here | spread)) == 1 and notes(here | spread, exact=True) == []
+
+
+def test_the_peak_memory_of_a_process_is_in_gib():
+    resident = psutil.Process().memory_info().rss / 2**30
+
+    assert 0.5 * resident < runtime.peak_memory_gib() < 20 * resident
+
+
+def test_a_cpu_keeps_its_threads_where_no_exact_sum_is_asked_for():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        numerics.fix_order_of_sums(torch.device("cpu"), exact=False)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

@@ -1,9 +1,12 @@
 """What the predictions of a run show, on a hand-made case, and the rules of what would help."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from vitcli.evaluation.findings import advice, findings
+from vitcli.data.dataset import DataSet
+from vitcli.evaluation.findings import advice, findings, median_short_side
 from vitcli.evaluation.predictions import Predictions
 
 NAMES = ("ant", "bee", "cow", "dog")
@@ -64,3 +67,40 @@ def test_resolution_and_a_wide_interval(facts):
     assert advised(facts, is_balanced=True, interval=(0.8, 0.89), num_for_folds=121) == []
     (line,) = advised(facts, is_balanced=True, interval=(0.8, 0.95), num_for_folds=50_000)
     assert "15 points wide" in line
+
+
+def test_half_the_median_of_training_images_is_enough(facts):
+    few = next(row for row in facts["worst_classes"] if row["class"] == "dog")
+    facts |= {"worst_classes": [few | {"num_train": 12}], "train_counts": [12, 24, 30]}
+    assert not any("more images" in line for line in advised(facts))
+    facts["worst_classes"][0]["num_train"] = 11
+    assert advised(facts)[0].startswith("more images of dog: 11 to train on, median of classes 24")
+
+
+def test_a_mistake_at_95_percent_is_a_label_to_check_and_the_most_frequent_class_that_of_training():
+    labels, classes, zeros = np.array([0, 1]), np.array([[1], [1]]), np.zeros(2)
+    predictions = Predictions(
+        np.arange(2), labels, np.array([1, 0]), zeros, zeros, classes, np.array([[0.95], [0.9]])
+    )
+
+    found = findings(predictions, ("ant", "bee"), ["0.png", "1.png"], np.array([3, 4]))
+    assert found["num_sure_mistakes"] == 1 and found["majority_class"] == "bee"
+
+
+@pytest.mark.parametrize(
+    ("short_side", "patch_size", "advised_side"),
+    [(1_000, 16, 448), (1_000, None, 448), (400, 32, 384), (400, None, 384), (500, 28, 448), (400, 14, None)],
+)
+def test_a_larger_side_is_at_most_twice_as_large_and_of_whole_patches(
+    facts, short_side, patch_size, advised_side
+):
+    facts |= {"worst_classes": [], "confused": [], "num_sure_mistakes": 0}
+    lines = advised(facts, is_balanced=True, short_side=short_side, patch_size=patch_size)
+
+    assert [line.split(",")[0] for line in lines] == [f"--res {side}" for side in [advised_side] if side]
+
+
+def test_the_side_of_an_image_is_its_shorter_one():
+    read_row = lambda row: (np.zeros((30, 50 + row, 3), np.uint8), 0)  # noqa: E731
+
+    assert median_short_side(replace(DataSet("demo").open("test[:5]"), read_row=read_row)) == 30

@@ -139,3 +139,11 @@ def test_features_are_those_of_the_rows_that_can_be_decoded_where_the_others_are
     assert labels_N.tolist() == noise(count=6).read_labels()[rows_N.numpy()].tolist()
     with pytest.raises(DataError, match="cannot be decoded"):
         inference.features(MeanColour(), noise(count=6, bad=(3,)), PREPROCESSING, settings("error"))
+
+
+def test_of_an_image_and_its_mirror_image_probabilities_are_averaged():
+    one_BK, other_BK = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    other_BK += 7  # logits are known up to a number of each image
+
+    mean_BK = inference.mean_of_classes(one_BK, other_BK).softmax(dim=1)
+    torch.testing.assert_close(mean_BK, (one_BK.softmax(dim=1) + other_BK.softmax(dim=1)) / 2)

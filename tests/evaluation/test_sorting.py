@@ -144,3 +144,10 @@ def test_what_a_killed_call_has_left_is_deleted_by_a_later_one(tmp_path, monkeyp
     os.utime(leftover, (long_ago, long_ago))
     copy_into(target, [predicted(images[1], "cat")], ["cat"])
     assert [path.name for path in (target / "cat").iterdir()] == ["2.png"]
+
+
+@pytest.mark.parametrize("names", [("cat", "Cat"), ("Cat", "cat"), ("Unsure", "unsure")])
+def test_folders_of_names_that_differ_in_case_are_two_in_either_order(names):
+    folders = folder_names(names).values()
+
+    assert len({folder.casefold() for folder in folders} | {UNSURE}) == 3

@@ -5,12 +5,14 @@ import os
 import re
 from pathlib import Path
 from statistics import fmean, stdev
+from types import SimpleNamespace
 
 import pyarrow.parquet
 import pytest
 
 from tests.conftest import locked, run
 from vitcli import recipe as recipes
+from vitcli.experiments import reproduce
 from vitcli.experiments.reproduce import resolve
 from vitcli.experiments.reproduce_rows import find_row, read_rows
 
@@ -381,3 +383,20 @@ def test_two_processes_reproduce_what_one_does(small, photos, tmp_path):
 
     assert outcome.returncode in (0, 8), outcome.stderr
     assert json.loads(outcome.stdout)["ours"]["mean"] == pytest.approx(told["ours"]["mean"])
+
+
+def test_the_time_of_runs_scored_by_other_labels_is_that_of_training_and_scoring(tmp_path):
+    for seed in (3, 4):
+        (tmp_path / f"runs/seed-{seed}").mkdir(parents=True)
+    trained = {"runs": [{"seed": 3}, {"seed": 4}], "lr": 0.1, "elapsed_s": 100.0}
+    scores = {"seed-3": 0.8, "seed-4": 0.9}
+
+    def evaluate(folder: str) -> dict:
+        return {"real_top1": scores[Path(folder).name], "num_real_examples": 10, "elapsed_s": 7.0}
+
+    row, options = SimpleNamespace(labels="real"), SimpleNamespace(out=tmp_path)
+    result = reproduce._finetuned(row, None, options, lambda *_: trained, evaluate)
+
+    assert result["elapsed_s"] == 114.0 and result["lr"] == 0.1
+    assert result["runs"] == [{"seed": 3, "top1": 0.8}, {"seed": 4, "top1": 0.9}]
+    assert result["scored"] == [(pytest.approx(0.85), 10)]

@@ -6,6 +6,7 @@ import pytest
 
 from vitcli import recipe
 from vitcli.errors import VitError
+from vitcli.experiments import reproduce_rows
 from vitcli.experiments.reproduce import resolve
 from vitcli.experiments.reproduce_rows import failure, find_row, judge, read_rows, rows_of
 
@@ -339,3 +340,15 @@ def test_a_good_file_of_rows_is_read(tmp_path):
 
 def test_the_shipped_rows_are_no_recipe():
     assert not [name for name, _ in recipe.available() if "reproduce" in name]
+
+
+@pytest.mark.parametrize("count", [9_999, 10_001])
+def test_more_or_fewer_images_are_another_test_set(count):
+    told = judge([0.99], 0.99, None, scored=[(0.99, count)], expected=10_000)
+
+    assert told["verdict"] == "other test set" and told["num_test_examples"] == count
+
+
+def test_a_published_percentage_is_the_fraction_with_the_same_digits():
+    assert reproduce_rows._fractions((88.62, 0.07)) == (0.8862, 0.0007)
+    assert reproduce_rows._fractions(14.07) == (0.1407, None)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.evaluation.test_masked_patch import PREPROCESSING
 from vitcli.export import speed
 
 
@@ -21,3 +22,27 @@ def test_the_first_run_after_the_other_side_does_not_count(monkeypatch):
 
     assert speed._medians(sides, torch.empty(0)) == pytest.approx({"exported": 0.02, "pytorch": 0.03})
     assert before == ["exported"] * 3 + ["pytorch"] * 3 + ["exported"] * 3 + ["pytorch"] * 3
+
+
+@pytest.mark.parametrize(("seconds", "sizes"), [(0.06, [1, 8, 32]), (0.24, [1, 8, 32]), (0.3, [1, 8])])
+def test_a_larger_batch_is_not_measured_where_one_takes_more_than_two_seconds(monkeypatch, seconds, sizes):
+    measured = []
+
+    def medians(sides, images_BHWC):
+        measured.append(len(images_BHWC))
+        return dict.fromkeys(sides, seconds * len(images_BHWC))
+
+    monkeypatch.setattr(speed, "_medians", medians)
+    result = speed.measured(torch.nn.Identity(), torch.nn.Identity(), PREPROCESSING)
+
+    assert measured == sizes
+    assert result["pytorch"]["latency_ms"] == pytest.approx(1000 * seconds)
+    assert result["exported"]["images_per_s"] == pytest.approx(1 / seconds)
+
+
+def test_the_median_is_of_the_runs_after_the_first(monkeypatch):
+    seconds = iter([9.0, 1.0, 3.0] * 2)
+    monkeypatch.setattr(speed, "_seconds", lambda run, images_BHWC: next(seconds))
+    monkeypatch.setattr(speed, "ENOUGH_S", -1.0)
+
+    assert speed._medians({"exported": print}, torch.empty(0)) == {"exported": 2.0}

@@ -122,3 +122,11 @@ def test_the_card_says_how_often_a_file_in_another_precision_gives_the_same_clas
 
     (shown,) = [line for line in card.splitlines() if "same class" in line] or [None]
     assert shown == (row and f"| same class | {row} of these images |")
+
+
+def test_a_revision_is_part_of_every_name_on_the_hub():
+    plain, of_branch = on_the_hub("me/photos"), on_the_hub("me/photos", "v1")
+
+    assert (plain.ckpt, plain.timm, plain.transformers) == (*["hf-hub:me/photos"] * 2, '"me/photos"')
+    assert of_branch.ckpt == of_branch.timm == "hf-hub:me/photos@v1"
+    assert of_branch.transformers == '"me/photos", revision="v1"'

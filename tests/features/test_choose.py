@@ -407,3 +407,14 @@ def test_numbers_are_the_same_on_two_processes(photos, copies, tmp_path, monkeyp
         return sorted(entries, key=lambda entry: (entry["ckpt"], entry["layers"], entry["pooling"]))
 
     assert accuracies(result) == accuracies(alone) and result["test"] == alone["test"]
+
+
+def test_of_equal_accuracies_the_earliest_layer_and_then_the_fewest_features_are_best():
+    def score(layers: tuple[int, ...], num_features: int, num_right: int) -> LeftOutScore:
+        hits, every = np.arange(40) < num_right, np.ones(40, dtype=bool)
+        return LeftOutScore(0, Combination("token", layers), num_features, (1.0,), every, hits)
+
+    early, late, wide = score((3,), 8, 30), score((5,), 4, 30), score((1, 3), 16, 30)
+
+    assert left_out.best_of([late, wide, early]) is early
+    assert left_out.best_of([early, score((9,), 99, 31)]).accuracy == 31 / 40

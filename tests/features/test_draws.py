@@ -10,7 +10,7 @@ from tests.conftest import SHARED
 from vitcli.errors import VitError
 from vitcli.features import classifiers, least_squares
 from vitcli.features import draws as features_draws
-from vitcli.features.draws import FewshotProblem
+from vitcli.features.draws import FewshotProblem, mean_and_std
 from vitcli.features.feature_store import StoredFeatures, open_store
 
 GOLDEN = SHARED / "golden"
@@ -269,3 +269,18 @@ def test_logistic_regression_without_scikit_learn_says_how_to_get_it(monkeypatch
 
     assert "pip install" in told.value.fix
     classifiers.check_installed("knn")
+
+
+def test_the_deviation_of_draws_is_that_of_a_sample():
+    mean, std = mean_and_std([0.5, 0.7, 0.9])
+
+    assert (mean, std) == (pytest.approx(0.7), pytest.approx(0.2))
+    assert mean_and_std([0.5]) == (0.5, None)
+
+
+def test_three_far_neighbours_outvote_two_near_ones():
+    angles_N, labels_N = np.array([0.0, 0.1, 1.4, 1.45, 1.5]), np.array([0, 0, 1, 1, 1])
+    points = np.stack([np.cos(angles_N), np.sin(angles_N)], axis=1)
+
+    votes = classifiers._votes(points, labels_N, points[:1], [2, 5], num_classes=2, left_out_N=None)
+    assert {count: classes.tolist() for count, classes in votes.items()} == {2: [0], 5: [1]}

@@ -93,7 +93,7 @@ def test_every_term_of_the_mixture_is_the_conditional_gaussian_of_brute_force():
             mean = floor + joint[5:, :5] @ solved[:, 0]
             std = np.sqrt(np.diag(joint[5:, 5:] - joint[5:, :5] @ solved[:, 1:]))
             weight = -0.5 * ((errors - floor) @ solved[:, 0] + np.linalg.slogdet(joint[:5, :5])[1])
-            logs.append(weight - 0.5 * (np.log(rate) / 0.3) ** 2)
+            logs.append(weight - 0.5 * (np.log(rate) / 0.6) ** 2)
             if (mean > floor).all():  # else the scale would be negative, and is 0
                 np.testing.assert_allclose(fit.means_GP[term], mean, atol=1e-5)
                 np.testing.assert_allclose(fit.stds_GP[term], std, rtol=1e-3)
@@ -136,6 +136,10 @@ def test_a_flat_curve_is_near_its_floor_and_a_steep_one_is_not():
     assert steep["predictions"]["10"]["accuracy"] > 0.99
     assert perfect["near_floor"] and perfect["predictions"]["2"]["low"] > 0.99
     assert not forecast(points_of({n: [40 / n] for n in sizes}), num_tests=1000)["near_floor"]
+    early = forecast(points_of({n: [0.51] for n in sizes}), num_tests=1000)
+    assert early["too_early"] and not flat["too_early"]
+    assert "too early for a curve" in forecasts.as_pairs(early)[-1][1]
+    assert "intervals hold 80%" in forecasts.as_pairs(flat)[-1][1]
     for result in (flat, steep, perfect):
         assert all(one["low"] <= one["accuracy"] <= one["high"] for one in result["predictions"].values())
         json.dumps(result, allow_nan=False)
@@ -161,6 +165,7 @@ def test_the_command_forecasts_from_all_training_images(photos, home):
     assert outcome.code == 0 and outcome.err == ""
     assert result["computed_rows"] == 24 + 10 and list(result["shots"]) == ["1"]
     about = result["forecast"]
+    assert about["l2"] == "sweep" and result["l2"] == 1024  # the curve has its own, the table the recipe's
     assert about["points"][-1]["images"] == 24 and about["points"][-1]["draws"] == 1
     assert {times: one["images"] for times, one in about["predictions"].items()} == {
         "2": 48, "5": 120, "10": 240
@@ -214,3 +219,14 @@ def test_images_that_cannot_be_read_are_left_out_and_all_of_a_split_is_an_error(
 
     assert some.json["forecast"]["points"][-1]["images"] == 20
     assert none.code == 3 and "no" in none.json["error"]["message"]
+
+
+def test_the_variance_of_a_prediction_by_hand():
+    points = [CurvePoint(50, (0.2, 0.3, 0.4)), CurvePoint(100, (0.2,))]
+
+    cov = forecasts._covariance(points, np.array([0.5, 1.0, 2.0]), num_tests=100)
+
+    # Draws of half the images vary by 0.01, so those of all N have s^2 / N = 0.01, of twice as many half of
+    # it, and a tenth of that for what nothing explains; 0.05 of the error of 0.2 is the misfit in power.
+    assert cov[2, 2] == pytest.approx(0.01 / 2 * 1.1 + (0.05 * 0.2) ** 2 + 1 / (12 * 100**2))
+    assert cov[0, 2] == pytest.approx(0.01 / 2 + 0.01**2 * np.exp(-(np.log(4) ** 2) / 2))

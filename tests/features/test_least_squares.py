@@ -500,3 +500,18 @@ def test_drawn_shots_are_whole_groups_as_many_as_there_is_place_for():
                 drawn = rows[labels[rows] == label]
                 whole = np.flatnonzero(np.isin(groups, groups[drawn]) & (labels == label))
                 assert sorted(drawn) == whole.tolist()
+
+
+def test_an_l2_must_exceed_the_rounding_of_the_smallest_eigenvalue():
+    eigenvalues_R = np.array([0.0, 1.0, 1e4])  # rounding: 3 * 1e4 * 2.2e-16
+
+    least_squares._check_l2((1e-11,), eigenvalues_R)
+    with pytest.raises(VitError):
+        least_squares._check_l2((1e-12,), eigenvalues_R)
+
+
+@pytest.mark.parametrize(("shots", "num_rows"), [(1, 2), (2, 2), (3, 2), (4, 4), (5, 4), (6, 6)])
+def test_groups_that_just_fill_the_shots_are_all_drawn(shots, num_rows):
+    draw = {"num_classes": 1, "shots": [shots], "seed": 0, "groups_N": np.repeat(np.arange(3), 2)}
+
+    assert len(draw_shots(np.zeros(6, dtype=int), **draw)[shots]) == num_rows

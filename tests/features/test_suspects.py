@@ -38,14 +38,14 @@ def refitted_scores(features_ND: np.ndarray, labels_N: np.ndarray, l2: float, nu
 def slow_log_probabilities(scores_NK: np.ndarray, labels_N: np.ndarray) -> np.ndarray:
     """Write out the Gaussian classes, and find the temperature by a general optimiser."""
     num_rows, num_classes = scores_NK.shape
-    means = [scores_NK[labels_N == k].mean(axis=0) for k in range(num_classes)]
-    own = np.mean([means[k][k] for k in range(num_classes)])
-    other = np.mean([means[k][j] for k in range(num_classes) for j in range(num_classes) if j != k])
+    means = {k: scores_NK[labels_N == k].mean(axis=0) for k in np.unique(labels_N)}
+    own = np.mean([means[k][k] for k in means])
+    other = np.mean([means[k][j] for k in means for j in range(num_classes) if j != k])
     distances_NK = np.empty_like(scores_NK)
     for k in range(num_classes):
         ideal = np.array([own if j == k else other for j in range(num_classes)])
         count = (labels_N == k).sum()
-        centre = (count * means[k] + PRIOR * ideal) / (count + PRIOR)
+        centre = (count * means.get(k, 0) + PRIOR * ideal) / (count + PRIOR)
         distances_NK[:, k] = np.square(scores_NK - centre).sum(axis=1) / 2
     spread = 1 / (num_rows + 2)  # Platt's targets
     targets_NK = (1 - spread) * (labels_N[:, None] == np.arange(num_classes)) + spread / num_classes
@@ -77,7 +77,7 @@ def test_scores_are_those_of_a_refit_without_the_row():
 
 def test_probabilities_are_those_of_gaussian_classes_around_their_mean_scores():
     rng = np.random.default_rng(1)
-    for sizes in ((30, 30), (4, 25, 60), (9, 9, 9, 9, 9)):
+    for sizes in ((30, 30), (4, 25, 60), (9, 9, 9, 9, 9), (20, 0, 30)):
         features_ND, labels_N = blobs(rng, sizes, 8, spread=1.5)
         scores_NK = refitted_scores(features_ND, labels_N, 16.0, len(sizes))
         by_hand_NK = slow_log_probabilities(scores_NK, labels_N)

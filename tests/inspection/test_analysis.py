@@ -261,3 +261,36 @@ def test_maps_correlate_with_themselves_at_another_resolution_and_not_with_their
     assert float(analysis.map_correlation(slope, -slope)) == pytest.approx(-1)
     assert float(analysis.map_correlation(slope, coarse)) > 0.97
     assert float(analysis.map_correlation(slope, coarse.mT)) == pytest.approx(0, abs=1e-6)
+
+
+def test_each_image_is_lit_by_its_own_map():
+    images_BHWC = torch.full((2, 4, 4, 3), 200, dtype=torch.uint8)
+    map_hw = torch.tensor([[0.0, 1.0], [2.0, 4.0]])
+
+    both = analysis.attention_overlay(images_BHWC, torch.stack([map_hw, 50 * map_hw]), full_at=1.0)
+
+    assert torch.equal(both[0], both[1]) and both[0].max() == 200
+
+
+def test_maps_are_compared_at_the_size_of_the_larger():
+    small_HW = np.array([[1.0, 3.0], [2.0, 9.0]])
+    rows = np.array([[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])  # bilinear, from 2 to 4 by hand
+    large_HW = rows @ small_HW @ rows.T
+    detail_HW = large_HW + 4 * (-1) ** np.add.outer(np.arange(4), np.arange(4))  # unseen in 2 x 2
+
+    maps = [torch.from_numpy(map_HW)[None] for map_HW in (detail_HW, small_HW)]
+    expected = np.corrcoef(detail_HW.ravel(), large_HW.ravel())[0, 1]
+    for pair in (maps, maps[::-1]):
+        assert float(analysis.map_correlation(*pair)) == pytest.approx(expected) != pytest.approx(1)
+
+
+def test_a_rollout_goes_from_the_last_layer_to_the_first():
+    first, second = torch.rand(2, 1, 2, 3, 3, generator=torch.Generator().manual_seed(0)).softmax(dim=-1)
+
+    rolled = analysis.rollout_layer(
+        analysis.rollout_layer(None, first, residual=False), second, residual=False
+    )
+
+    # What token i has of token k goes through each token j of the layer between.
+    by_hand = torch.einsum("ij,jk->ik", second[0].mean(dim=0), first[0].mean(dim=0))
+    torch.testing.assert_close(rolled[0], by_hand)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,13 @@ import torch
 from safetensors.numpy import load_file
 
 from tests.conftest import run
+from tests.folders import flat
 from tests.pages import assert_fetches_nothing
+from vitcli.data.dataset import DataSet
+from vitcli.errors import VitError
+from vitcli.evaluation.predict import PredictOptions
 from vitcli.features.least_squares import solve
+from vitcli.inspection import why
 from vitcli.inspection.attention import attention_layers, probe_attention_layout, record_attention
 from vitcli.inspection.relevance import patch_relevance
 from vitcli.inspection.why import fewshot_weights
@@ -243,3 +249,27 @@ def test_what_has_no_reasons_is_refused_in_three_lines(home, images, words, code
     assert {"message", "where", "fix"} <= set(outcome.json["error"]), outcome
     assert (outcome.code, says in json.dumps(outcome.json["error"])) == (code, True), outcome.json
     assert (home / "kept.html").read_text() == "kept" and not (home / "new.html").exists()
+
+
+def test_a_group_is_shown_by_its_image_of_most_influence():
+    solution = SimpleNamespace(groups_N=np.array([7, 7, 3, 9]), labels_N=np.array([0, 0, 1, 1]))
+    training = why.TrainingImages(
+        DataSet("demo").open("test"), np.array([5, 6, 8, 9]), solution, "pre_logits", {}
+    )
+
+    reasons = why._reasons(np.array([0.1, 0.5, 0.2, -1.0]), training, ("ant", "bee"))
+
+    keys = ("row", "label", "influence", "num_images")
+    found = [tuple(reason[key] for key in keys) for reason in reasons]
+    assert found == [(6, "ant", pytest.approx(0.6), 2), (8, "bee", 0.2, 1), (9, "bee", -1.0, 1)]
+
+
+def test_fifty_images_are_explained_and_one_more_is_refused(tmp_path):
+    flat(tmp_path, 1)
+    for number in range(1, 51):
+        (tmp_path / f"{number}.png").hardlink_to(tmp_path / "0.png")
+
+    with pytest.raises(VitError):
+        why._check_options([str(tmp_path)], PredictOptions())
+    (tmp_path / "50.png").unlink()
+    why._check_options([str(tmp_path)], PredictOptions())

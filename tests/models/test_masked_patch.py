@@ -417,3 +417,15 @@ def test_a_tiny_network_learns_a_few_pictures():
 
     assert losses[0] == pytest.approx(math.log(512), abs=1.0)
     assert np.mean(losses[-10:]) < 2.0
+
+
+def test_registers_are_no_patches():
+    arch = tiny()
+    model = model_of(replace(arch, model_args=arch.model_args | {"reg_tokens": 4})).eval()
+    corruption = model.draw(3)
+
+    outputs = model(ranged(pixels()), corruption).outputs
+    tokens_BTD = model.encode(ranged(pixels()), corruption)
+    of_places = tokens_BTD[torch.arange(3)[:, None], 1 + 4 + corruption.places_BM]
+    assert model.vit.num_prefix_tokens == 5
+    torch.testing.assert_close(outputs[:, :, 0], model.prediction(of_places))

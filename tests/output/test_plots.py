@@ -33,3 +33,16 @@ def test_a_figure_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkey
     with pytest.raises(MachineError, match="No space left"):
         plots.save(tmp_path / "loss.png", line())
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("loss.png", b"earlier")]
+
+
+@pytest.mark.parametrize(
+    ("values", "limits"),
+    [
+        ([50], (44.5, 55.5)),  # ten points at the least, and a twentieth of them on each side
+        ([20, 80], (17, 83)),
+        ([99, 100], (89.5, 100.5)),  # within 0 to 100
+        ([0, 2], (-0.5, 10.5)),
+    ],
+)
+def test_an_axis_of_accuracies_shows_ten_points_and_none_that_cannot_be(values, limits):
+    assert plots.percent_limits(values) == pytest.approx(limits)

@@ -7,7 +7,7 @@ import pytest
 
 from vitcli.errors import MachineError, VitError
 from vitcli.output import run_folder
-from vitcli.output.result_folder import ResultFolder
+from vitcli.output.result_folder import ResultFolder, differences
 
 FOLDER = ResultFolder(noun="drawing", result="drawing.json", names=("drawing.json", "a.png"))
 ASKED = {"what": "a cat"}
@@ -109,3 +109,12 @@ def test_a_damaged_result_is_not_replaced_without_overwrite(tmp_path):
         claim(tmp_path)
     FOLDER.clear(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_value_that_is_no_longer_given_is_a_difference():
+    before, asked = [{"what": "a cat", "size": 3}], [{"what": "a cat", "colour": "red"}]
+
+    assert differences(before, asked, noun="drawing") == [
+        "colour not given there, red here",
+        "size 3 there, not given here",
+    ]

@@ -16,6 +16,7 @@ from vitcli.output.text import (
     accuracy_text,
     brief,
     commands,
+    compute_text,
     count_of,
     csv_text,
     duration,
@@ -132,7 +133,7 @@ def test_written_json_has_letters_as_they_are_and_escapes_what_is_none(tmp_path)
 
 
 def test_a_brief_screen_has_ten_lines_with_a_command_and_no_line_is_wider_than_the_terminal():
-    rows = [("top-1", "80 %"), *((f"row {n}", "word " * 40) for n in range(8))]
+    rows = [("top-1", "80 %"), *((f"row {n}", "word " * 40) for n in range(12))]
     commands_ = [("vit", "predict", "--ckpt", "runs/my photos", "IMAGES"), ("vit", "report", "x" * 90)]
     many, few = brief(rows, commands_, width=80), brief(rows[:3], commands_, width=80)
 
@@ -173,3 +174,11 @@ def test_no_cell_of_a_csv_is_a_formula():
     (row,) = csv.reader(csv_text([cells]).splitlines())
 
     assert row == ["'=1+cmd()", "'@x", "'+1+cmd()", "'-2+3", "'\ta", "-", "-1.5", "+3e-05", "-2", "", "a=b"]
+
+
+@pytest.mark.parametrize(
+    ("exaflops", "text"),
+    [(0.0005, "500,000 GFLOPs"), (0.001, "0.001 exaFLOPs"), (0.5, "0.5 exaFLOPs"), (1_234, "1,234 exaFLOPs")],
+)
+def test_compute_has_the_unit_of_the_paper_where_it_is_not_tiny(exaflops, text):
+    assert compute_text(exaflops) == text

@@ -192,3 +192,12 @@ def test_the_commands_print_text_and_json(folder):
     assert "would delete 1 entry" in run("cache", "clear", "decoded", "--dry-run").out
     assert json.loads(run("cache", "clear", "decoded", "--json").out)["freed_bytes"] > 8000
     assert run("cache", "clear", "decoded").out.startswith("deleted 0 entries")
+
+
+def test_nothing_is_kept_in_a_folder_of_another_user(monkeypatch):
+    folder = user_cache.make_cache_folder("decoded")
+    owner = folder.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+
+    with pytest.raises(OSError, match="belongs to another user"):
+        user_cache.make_cache_folder("decoded")

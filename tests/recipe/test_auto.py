@@ -17,6 +17,7 @@ GIVEN = {"data.dataset": "./photos", "model.ckpt": "demo"}
         ([20, 20, 20], "few", "20 images per class;"),
         ([21, 20, 22], "some", "20 to 22 images per class;"),
         ([37, 20, 5, 2, 0], "few", "2 to 37 images per class, unevenly;"),
+        ([5, 4, 300], "few", "4 to 300 images per class, unevenly;"),
         ([500] * 10, "some", "500 images per class;"),
         ([501] * 10, "many", "501 images per class;"),
         ([1300] * 900 + [732] * 100, "many", "732 to 1,300 images per class;"),

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from vitcli import recipe
 from vitcli.errors import VitError
+from vitcli.recipe import sweep
 from vitcli.recipe.request import RecipeRequest
 
 CIFAR = "finetune/cifar10"
@@ -373,3 +374,25 @@ def test_eighty_thousand_choices_are_refused_before_each_is_looked_at(tmp_path):
     )
 
     assert "80000 combinations to choose from" in refusal(name=str(path)).message
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "warmup"),
+    [
+        ("finetune/cifar10", 100, "5%"),  # 500 of 10,000 steps
+        ("finetune/vtab", 499, "20%"),  # 500 of 2,500
+        ("finetune/vtab", 500, 500),  # it just fits
+        ("finetune/cifar10", 20_000, 500),
+    ],
+)
+def test_a_run_shorter_than_its_warmup_keeps_the_fraction_that_the_recipe_has(name, steps, warmup):
+    values = recipe.merge(name, (), {"schedule.steps": steps}).values
+
+    assert (values["schedule.steps"], values["schedule.warmup"]) == (steps, warmup)
+
+
+def test_256_combinations_may_be_chosen_from_and_no_more():
+    def too_many(count: int) -> bool:
+        return sweep._too_many({"optimizer.lr": [0.1] * count}, {}, file="a.toml") is not None
+
+    assert [too_many(count) for count in (1, 256, 257)] == [False, False, True]

@@ -3,11 +3,13 @@
 import statistics
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from vitcli.output.document import Cell, fraction_cell, mark_best
 from vitcli.output.text import natural, short_names
+from vitcli.report import regression
 from vitcli.report.figures import MAX_POINTS, thinned
 from vitcli.report.grouping import Entry, arrange, pooled, word
 
@@ -147,3 +149,21 @@ def test_a_long_curve_keeps_its_ends_and_every_spike_among_few_points(spike_at):
     assert len(kept) <= MAX_POINTS and kept[0] == points[0] and kept[-1] == points[-1]
     assert points[spike_at] in kept and list(kept) == sorted(kept)
     assert thinned(points[:MAX_POINTS]) == points[:MAX_POINTS]
+
+
+def test_every_run_of_pooled_cells_counts_once():
+    of_two = Entry(("pets", "test"), "ViT-B/16", "b16", RECIPE, Path("a"), (0, 1), (0.8, 0.9), 0.85, 0.07)
+    of_one = Entry(("pets", "test"), "ViT-B/16", "b16", RECIPE, Path("b"), (2,), (), 0.7)
+
+    mean, std, count = pooled([of_two, of_one])
+    assert (mean, std, count) == (pytest.approx(0.8), pytest.approx(0.1), 3)
+
+
+def test_the_smallest_error_is_that_of_a_run_whose_start_had_not_seen_the_images():
+    def record(mae: float, num_seen: int) -> SimpleNamespace:
+        summary = SimpleNamespace(target="age", split="test", mae=mae, num_held_out_seen=num_seen)
+        return SimpleNamespace(summary=summary, dataset="faces", images="the same")
+
+    names = SimpleNamespace(data=str)
+    assert regression._best([record(3.0, 0), record(1.0, 7), record(2.0, 0)], names) == {2}
+    assert regression._best([record(3.0, 0), record(1.0, 7)], names) == set()

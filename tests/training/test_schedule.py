@@ -168,3 +168,8 @@ def test_a_plan_holds_every_derived_number():
         images_seen=3_200,
         exaflops=1.92e-5,
     )
+
+
+@pytest.mark.parametrize(("percent", "steps"), [("3%", 2), ("2.9%", 1), ("100%", 50), ("0%", 0)])
+def test_a_warmup_in_percent_is_the_nearest_whole_number_of_steps(percent, steps):
+    assert schedule.warmup_steps(percent, 50) == steps

@@ -182,3 +182,12 @@ def test_labels_that_could_not_be_judged_are_said_among_all_rows(left_out_top1, 
     told = "labels not judged: the features are right on 79.00% of the left-out images, less than 80%"
     assert (lines_of(whole).get("to check") == told) is is_told
     assert "to check" not in lines_of(first)
+
+
+def test_arms_have_the_names_of_their_values_or_numbers_where_these_would_be_one_name():
+    def names(*values: object) -> list[str]:
+        return sweep_results.names_of([{"optimizer.name": value} for value in values])
+
+    assert names("sgd", "adam") == ["name-sgd", "name-adam"]
+    assert names("a b", "a/b") == ["arm-1", "arm-2"]
+    assert names("x" * 120) == ["arm-1"]

@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from threading import Timer
+from types import SimpleNamespace
 
 import pytest
 
@@ -266,3 +267,27 @@ def test_a_run_that_is_stopped_and_killed_ends_on_time_with_its_rate_at_its_end(
     assert 0.9 * limit_s <= used_s <= 1.1 * limit_s + max(5, limit_s / 20)
     assert max(rates) == plan["total_steps"] == json.loads(ended.stdout)["steps"]
     assert sorted(rates) == list(range(1, max(rates) + 1)) and rates[max(rates)] < 1e-3 * max(rates.values())
+
+
+@pytest.mark.parametrize(
+    ("head", "patience", "num_periodic", "num_final"),
+    [
+        ("zero", 0, 100, 100),
+        ("zero", 3, 20, 100 + 20),  # by patience the images to choose by, and once more at the end
+        ("probe", 0, 100, 100 + 5 * 20),  # each network on the way from the probe head
+        ("probe", 3, 20, 100 + 6 * 20),
+    ],
+)
+def test_a_run_scores_what_it_reports_on_and_what_it_chooses_by(head, patience, num_periodic, num_final):
+    recipe = SimpleNamespace(
+        model=SimpleNamespace(head=head),
+        train=SimpleNamespace(patience=patience),
+        eval=SimpleNamespace(every=50),
+    )
+    nothing = dict.fromkeys(("probe", "threshold_split", "belief_split"))
+    splits = {"train_split": range(1_000), "eval_split": range(100), "choice_split": range(20)}
+    job = SimpleNamespace(recipe=recipe, is_of_all_folds=False, **nothing, **splits)
+
+    assert time_limit.scoring_of(job) == Scoring(50, num_periodic, num_final)
+    probe = (range(7), range(9))
+    assert time_limit.scoring_of(SimpleNamespace(**vars(job) | {"probe": probe})).num_final == num_final + 9

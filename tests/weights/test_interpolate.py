@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import SHARED, run
 from vitcli import load_model
 from vitcli.models.build import TransformerOptions, architecture, build
-from vitcli.models.pos_embed import resample_posemb
+from vitcli.models.pos_embed import resample_posemb, similarity_at_landmarks
 from vitcli.weights.io import read_weights, write_weights
 
 REAL = SHARED / "data" / "checkpoints"
@@ -199,3 +199,28 @@ PREPROCESSING = {
     "image_size": [32, 32], "resize": "square", "crop_fraction": 1.0, "interpolation": "bilinear",
     "antialias": True, "mean": [0.5] * 3, "std": [0.5] * 3, "decoder": "any",
 }  # fmt: skip
+
+
+def test_the_similarity_is_that_of_the_table_that_suffers_most(tmp_path):
+    options = TransformerOptions(posemb="1d", posemb_at="every_layer")
+    arch = architecture("ViT-demo/8", image_size=(40, 40), num_classes=2, options=options)
+    model = build(arch, dropout=0.0)
+    tables = [name for name, _ in model.named_parameters() if name.endswith("positions.table")]
+    described = {
+        "preprocessing": PREPROCESSING | {"image_size": [40, 40]},
+        "class_names": None,
+        "metadata": {},
+    }
+    write_weights(tmp_path, model.state_dict(), arch, **described)
+    out = tmp_path / "out.safetensors"
+    result = run("interpolate-posemb", str(tmp_path), str(out), "--res", "64", "--json").json
+
+    after = read_weights(str(out)).state
+    each = [
+        similarity_at_landmarks(model.state_dict()[name], (5, 5), after[name], (8, 8), num_prefix=1)
+        for name in tables
+    ]
+    assert len({of_table["midpoints"] for of_table in each}) == 6
+    assert result["similarity"] == pytest.approx(
+        {place: min(of_table[place] for of_table in each) for place in each[0]}
+    )

@@ -52,8 +52,9 @@ def fewshot(
         "Compare layers and poolings by leave-one-out accuracy: all, last, or numbers such as 4,8,12 "
         "(default: off; last with several checkpoints).", "LAYERS", autocompletion=complete.layers)] = None,
     forecast: Annotated[bool, option("--forecast", RUN,
-        "Also fit a learning curve to nested draws of all training images: the accuracy with 2, 5 and 10 "
-        "times the images, 80 % intervals, and a figure (default: no). [fewshot.forecast]")] = False,
+        "Also fit a learning curve to nested draws of all training images, l2 chosen for each: the accuracy "
+        "with 2, 5 and 10 times the images, 80 % intervals, and a figure (default: no). "
+        "[fewshot.forecast]")] = False,
     num_processes: options.NumProcesses = None,
     out: Annotated[Path | None, option("--out", RUN,
         "Run folder: summary, table, recipe and the support sets (default: a new one under runs/).",

@@ -100,7 +100,7 @@ def fewshot(
         draws_used = _drop_undecodable(draws, support, train)
         about_rows = {"num_classes": train.num_classes, "groups_N": groups_N}
         problem = _problem(support, tests, labels_N, **about_rows)
-        scores = _scores(extractor, problem, draws_used, support)
+        scores = _scores(extractor, problem, draws_used, support, l2=recipe.fewshot.l2)
         result = _result(extractor, train, test, scores, support, tests)
         if recipe.fewshot.forecast:
             result["forecast"] = _forecast(extractor, problem, curve_rows_N, support)
@@ -257,7 +257,12 @@ def _problem(
 
 
 def _scores(
-    extractor: FeatureExtractor, problem: FewshotProblem, draws: Draws, support: ExtractedFeatures
+    extractor: FeatureExtractor,
+    problem: FewshotProblem,
+    draws: Draws,
+    support: ExtractedFeatures,
+    *,
+    l2: float | str,
 ) -> dict[int, list[DrawScore]]:
     """Score every draw on the decodable rows of the test split."""
     fewshot, progress = extractor.recipe.fewshot, extractor.settings.progress
@@ -267,7 +272,7 @@ def _scores(
             problem,
             draws,
             classifier=fewshot.classifier,
-            l2=fewshot.l2,
+            l2=l2,
             balance=fewshot.balance,
             on_draw=progress.update,
         )
@@ -281,15 +286,20 @@ def _scores(
 def _forecast(
     extractor: FeatureExtractor, problem: FewshotProblem, rows_N: np.ndarray, support: ExtractedFeatures
 ) -> dict[str, Any]:
-    """Return what more images would bring, from nested draws of the decodable ones of these rows."""
+    """Return what more images would bring, from nested draws of the decodable ones of these rows.
+
+    Least squares choose l2 for each draw, whatever the recipe has: at a fixed l2 accuracy is no power law.
+    """
     draws = forecast.curve_draws(
         problem.labels_N,
         num_classes=problem.num_classes,
         rows_N=rows_N[support.store.has(rows_N)],
         groups_N=problem.groups_N,
     )
-    points = forecast.curve_points(_scores(extractor, problem, draws, support))
-    return forecast.forecast(points, num_tests=len(problem.test_labels_T))
+    points = forecast.curve_points(_scores(extractor, problem, draws, support, l2="sweep"))
+    is_closed_form = extractor.recipe.fewshot.classifier == "least-squares"
+    about = {"l2": "sweep" if is_closed_form else None}
+    return forecast.forecast(points, num_tests=len(problem.test_labels_T)) | about
 
 
 def _result(

@@ -17,6 +17,7 @@ from vitcli.data.transforms import preprocessing_of
 from vitcli.distributed import fsdp, launch
 from vitcli.errors import NotFiniteError
 from vitcli.evaluation import inference, masked_patch, regression, several_labels
+from vitcli.evaluation.belief.familiar import WEAK
 from vitcli.evaluation.belief.stored import Belief
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.metrics import Metrics, PatchMetrics, metrics_of
@@ -240,6 +241,10 @@ class PeriodicEvaluation:
         if isinstance(belief, str):
             job.progress.detail(f"no prediction sets are stored with the weights: {belief}")
             return None
+        unlike = belief.unlike
+        if unlike is not None and unlike.auroc is not None and unlike.auroc < WEAK:
+            few = "what is unlike the training images is hard to tell from these images"
+            job.progress.detail(f"{few}: images of a class left out rank above others in {unlike.auroc:.0%}")
         return belief
 
     def _predictions_of(self, split: Split) -> tuple[Predictions, list[str]]:

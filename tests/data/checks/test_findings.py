@@ -9,6 +9,7 @@ from PIL import Image
 
 from tests.conftest import run
 from tests.data.parts.test_image_hashes import scene
+from vitcli.data.checks.text import as_text
 
 
 def save(file: Path, seed: int, height: int = 40, width: int = 48) -> Path:
@@ -82,6 +83,14 @@ def copy_within(root: Path) -> None:
     shutil.copy(root / "train/rose/00.png", root / "train/rose/copy.png")
 
 
+def copy_within_test(root: Path) -> None:
+    shutil.copy(root / "test/rose/12.png", root / "test/rose/copy.png")
+
+
+def near_copy_within_test(root: Path) -> None:
+    Image.open(root / "test/rose/12.png").save(root / "test/rose/copy.jpg", quality=90)
+
+
 def leak(root: Path) -> None:
     shutil.copy(root / "train/rose/00.png", root / "test/rose/copy.png")
 
@@ -140,6 +149,8 @@ def not_an_image(root: Path) -> None:
         (contradiction, [("spoils", "copies_with_other_labels"), ("look", "copies_within")]),
         (contradiction_of_splits, [("spoils", "copies_with_other_labels"), ("spoils", "leak")]),
         (copy_within, [("look", "copies_within")]),
+        (copy_within_test, [("look", "copies_within")]),
+        (near_copy_within_test, [("know", "copies_within")]),
         (leak, [("spoils", "leak")]),
         (leak_of_a_third_split, [("spoils", "leak")]),
         (broken, [("spoils", "unreadable_images")]),
@@ -176,15 +187,25 @@ def test_each_thing_is_found_alone_and_named(photos, spoil, expected):
 def test_limits_belong_to_what_is_not_found(photos):
     save(photos / "train/rose/small.png", 40, height=32, width=40)
     save(photos / "train/tulip/long.png", 41, height=40, width=120)
+    for file in sorted((photos / "train/rose").iterdir())[:2]:
+        file.unlink()  # five are left
 
     assert found(photos) == []
+
+
+def test_both_images_of_a_pair_within_a_split_are_counted(photos):
+    copy_within(photos)
+    (within_train,) = (pair for pair in check(photos)["comparisons"] if "train" in pair["against"]
+                       and pair["within"])  # fmt: skip
+
+    assert within_train["num_same_file"] == 1 and within_train["num_images_exact"] == 2
 
 
 def test_numbers_and_several_labels_are_described(photos):
     files = sorted((photos / "train/rose").iterdir())
     numbers = photos.parent / "numbers"
     shutil.copytree(photos / "train/rose", numbers)
-    rows = [f"{file.name},{age}.5" for age, file in enumerate(files)]
+    rows = [f"{file.name},{age**2}.5" for age, file in enumerate(files)]
     (numbers / "labels.csv").write_text("\n".join(["file,age", *rows]))
     several = photos.parent / "several"
     shutil.copytree(photos / "train/rose", several)
@@ -193,7 +214,35 @@ def test_numbers_and_several_labels_are_described(photos):
     (several / "labels.csv").write_text("\n".join(["file,cat,dog", *rows]))
 
     number = check(numbers)["splits"][0]["labels"]
-    assert number == {"kind": "number", "column": "age", "min": 0.5, "median": 3.0, "max": 5.5}
+    assert number == {"kind": "number", "column": "age", "min": 0.5, "median": 7.0, "max": 25.5}
     both = check(several)["splits"][0]["labels"]
     assert both["kind"] == "several" and both["images_per_class"] == {"cat": 4, "dog": 3}
     assert both["num_unlabelled"] == 1
+
+
+def test_sizes_of_odd_images_are_width_by_height_beside_their_places(photos):
+    long(photos)
+    (train,) = (part["sizes"] for part in check(photos)["splits"] if part["is_trained_on"])
+
+    (place,) = train["long"]
+    assert place.endswith("train/rose/long.png: 121x40")
+
+
+def test_the_speed_is_of_the_images_of_all_splits(clean):
+    assert f"{'speed':<11} 8 images/s\n" in as_text(check(clean) | {"elapsed_s": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (broken, ["--skip-bad"]),
+        (copy_within, ["--set data.group_column=near_duplicates"]),
+        (long, []),
+    ],
+)
+def test_the_next_command_goes_on_in_spite_of_what_was_found(photos, spoil, words):
+    spoil(photos)
+    (command,) = (line for line in run("datasets", "check", photos, "-q").out.splitlines() if "tune" in line
+                  and str(photos) in line and "--ckpt" in line)  # fmt: skip
+
+    assert command.partition(str(photos))[2].split() == " ".join(words).split()

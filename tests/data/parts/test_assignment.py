@@ -128,3 +128,22 @@ def test_rows_of_several_labels_count_in_each_of_their_classes():
     assert counts.totals_C.tolist() == [4, 4, 6]
     for label in (0, 1):
         assert np.bincount(folds[(labels == label).any(axis=1)]).tolist() == [2, 2]
+
+
+def test_a_fraction_below_every_group_takes_the_smallest():
+    groups = np.repeat([0, 1, 2, 3], [5, 4, 2, 3])
+    counts = GroupCounts(groups, np.zeros(14, dtype=int), order_N=np.arange(14))
+
+    is_held = held_out_rows(counts, 0.01, last_G=np.zeros(4, dtype=bool), every_class=False)
+
+    assert {*groups[is_held]} == {2}
+
+
+def test_a_class_is_held_out_by_a_larger_group_where_the_smallest_was_trained_on():
+    groups = np.append(np.repeat([0, 1, 2], [10, 2, 1]), np.arange(3, 43))
+    labels = (groups > 2).astype(int)
+    counts = GroupCounts(groups, labels, order_N=np.arange(53))
+
+    is_held = held_out_rows(counts, 0.05, last_G=np.isin(np.arange(43), (0, 2)), every_class=True)
+
+    assert {*groups[is_held & (labels == 0)]} == {1}

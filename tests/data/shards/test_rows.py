@@ -678,13 +678,34 @@ def test_a_file_that_counts_saves_reading_remote_tars_until_they_are_needed(name
     assert rows(split) == expected(range(15))
 
 
-def test_a_file_that_counts_wrongly_is_found_out():
-    url = tar("far://pets/0.tar", samples(range(4)))
+@pytest.mark.parametrize("count", [4, 6])
+def test_a_file_that_counts_wrongly_is_found_out(count):
+    url = tar("far://pets/0.tar", samples(range(count)))
     put("far://pets/shardindex.json", json.dumps(WIDS).encode())
     split = opened(url, num_classes=3)
 
-    with pytest.raises(DataError, match=r"0.tar has 4 samples, and 5 are expected"):
+    with pytest.raises(DataError, match=rf"0.tar has {count} samples, and 5 are expected"):
         split.read_row(0)
+
+
+def test_ranges_that_begin_alike_are_kept_apart():
+    put("far://pets/0.tar", bytes(range(100)))
+    file = locate("far://pets/0.tar")
+    wanted = [(0, 10), (0, 20), (5, 20), (0, 10)]
+
+    assert [file.read_kept(*ends) for ends in wanted] == [bytes(range(*ends)) for ends in wanted]
+
+
+def test_shards_of_equal_names_and_counts_but_other_sizes_are_other_data(tmp_path):
+    def fingerprint(folder: str, numbers: range) -> str:
+        return opened(tar(tmp_path / folder / "0.tar", samples(numbers)), num_classes=3).fingerprint
+
+    here, there = (fingerprint(folder, range(3)) for folder in ("here", "there"))
+    members = samples(range(3))
+    members[min(members).partition(".")[0] + ".txt"] = bytes(10_000)
+    larger = tar(tmp_path / "larger/0.tar", members)
+
+    assert here == there != opened(larger, num_classes=3).fingerprint
 
 
 def test_a_count_that_the_bytes_of_a_shard_cannot_hold_is_refused_unread():

@@ -12,7 +12,9 @@ from tests.conftest import run
 from tests.folders import CLASSES, KINDS, Kind, classes, flat, image, shard, table, text
 from vitcli.data.dataset import DataSet
 from vitcli.data.image_files import find_images
-from vitcli.data.sources.folders import UNREADABLE, left_out_of, union
+from vitcli.data.sources.class_folders import alike_notes
+from vitcli.data.sources.folders import UNREADABLE, has_images, left_out_of, named, union
+from vitcli.data.sources.tables import split_of
 from vitcli.errors import DataError
 
 
@@ -290,3 +292,76 @@ def test_every_command_treats_a_kind_of_folder_alike(tmp_path, monkeypatch):
             notes = [outcome.err for outcome in outcomes[:-1] if not outcome.code]
             wrong += [(name, "is not noted", err) for err in notes if kind.says not in err]
     assert wrong == []
+
+
+def test_an_image_called_readme_is_an_image(tmp_path):
+    classes(tmp_path, ("ant", "bee"), 2)
+    image(tmp_path / "ant/Readme.png")
+    text(tmp_path / "ant/README.txt")
+
+    split = DataSet(str(tmp_path)).open("train")
+
+    assert len(split) == 5 and split.lines == []
+
+
+def test_images_beside_the_folders_of_the_splits_are_named_as_left_out(tmp_path):
+    classes(tmp_path / "train", ("ant", "bee"), 2)
+    image(tmp_path / "loose.png")
+
+    assert DataSet(str(tmp_path)).open("train").lines == [
+        "left out: 1 image outside the class folders: loose.png"
+    ]
+
+
+def test_a_folder_around_two_class_folders_is_one_level_too_high(tmp_path):
+    classes(tmp_path / "all", ("ant", "bee"), 2)
+
+    with pytest.raises(DataError) as caught:
+        DataSet(str(tmp_path)).open("train")
+    assert f"{tmp_path}/all" in caught.value.fix
+
+
+def test_classes_are_alike_in_whatever_way_accents_are_encoded():
+    composed, decomposed = "caf\u00e9", "Cafe\u0301"
+
+    (note,) = alike_notes([composed, decomposed, "cafe"])
+    assert composed in note and decomposed in note and "'cafe'" not in note
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["a.txt", "b.md", "c.txt"], "a.txt, b.md, c.txt"),
+        (["a.txt", "b.md", "c.txt", "d"], "2 .txt, 1 .md, 1 without ending, first a.txt"),
+    ],
+)
+def test_three_files_are_named_and_of_four_the_endings_are_counted(paths, expected):
+    assert named(paths) == expected
+
+
+def test_a_file_that_is_left_out_by_two_parts_is_counted_once():
+    part, more = left_out_of(UNREADABLE, ["a.txt"]), left_out_of(UNREADABLE, ["a.txt", "b.txt"])
+
+    assert len((part | more).files) == 2 and (part | more).summary()["num_left_out_files"] == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "split"),
+    [
+        ("test/renamed-from-train-0.parquet", "test"),
+        ("data/dev_train.tar", "validation"),
+        ("Training/of-test-1.parquet", "train"),
+    ],
+)
+def test_of_several_words_for_splits_the_first_in_a_path_counts(path, split):
+    assert split_of(Path(path)) == split
+
+
+def test_a_link_back_up_is_no_folder_of_images(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/up").symlink_to(tmp_path)
+    image(tmp_path / "outside/1.png")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/elsewhere").symlink_to(tmp_path / "outside")
+
+    assert [has_images(tmp_path / name) for name in ("a", "b", "outside")] == [False, False, True]

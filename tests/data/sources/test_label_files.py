@@ -471,3 +471,19 @@ def test_a_file_of_labels_that_is_named_is_the_data_set_and_not_what_lies_beside
     assert len(folder.left_out.files) == 7
     assert folder.notes == ("labels come from labels.csv, not from the names of the 3 folders",)
     assert len(named) == len(folder) == 2
+
+
+def test_a_column_called_set_with_one_word_for_a_split_is_of_no_splits(sixty):
+    text(sixty / "labels.csv", "file,label,set\n0.png,a,train\n1.png,b,lego\n")
+
+    assert DataSet(str(sixty / "labels.csv")).split_names == ("train",)
+
+
+def test_two_files_of_labels_in_one_folder_are_refused(tmp_path):
+    flat(tmp_path, 2)
+    for name in ("labels.csv", "metadata.csv"):
+        text(tmp_path / name, "file_name,label\n0.png,a\n1.png,b\n")
+
+    with pytest.raises(DataError) as caught:
+        DataSet(str(tmp_path))
+    assert "metadata.csv" in str(caught.value) and "labels.csv" in str(caught.value)

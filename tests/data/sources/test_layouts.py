@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from vitcli.data.sources.folders import image_files
-from vitcli.data.sources.layouts import open_local
+from vitcli.data.sources.layouts import open_local, state_of
 from vitcli.data.split import Split
 from vitcli.data.table_split import from_table
 from vitcli.errors import DataError
@@ -285,3 +285,31 @@ def test_real_parquet_of_the_hub_s_layout_is_found(shared):
     assert {name: len(split) for name, split in splits.items()} == {"train": 680, "test": 170}
     assert np.bincount(splits["train"].read_labels()).tolist() == [40] * 17
     assert np.bincount(splits["test"].read_labels()).tolist() == [10] * 17
+
+
+def test_the_state_of_a_folder_is_that_of_its_copy_and_another_after_any_change_of_a_file(tmp_path):
+    put(tmp_path, "here/ant/1.png", "here/bee/2.png")
+    here, there = tmp_path / "here", tmp_path / "there"
+    before = state_of(here)
+    shutil.copytree(here, there, copy_function=shutil.copy2)  # with the times of the files
+    assert state_of(there) == before
+
+    file = here / "ant/1.png"
+    times, content = (file.stat().st_atime_ns, file.stat().st_mtime_ns), file.read_bytes()
+    os.utime(file, ns=(times[0], times[1] + 1))
+    later = state_of(here)
+    file.write_bytes(content + b" ")
+    os.utime(file, ns=times)
+    longer = state_of(here)
+    file.rename(here / "ant/3.png")
+    (here / "ant/3.png").write_bytes(content)
+    os.utime(here / "ant/3.png", ns=times)
+    assert len({before, later, longer, state_of(here)}) == 4
+
+
+def test_a_class_with_one_folder_of_images_does_not_look_one_level_too_high(tmp_path):
+    put(tmp_path, "ant/big/1.png", "ant/small/1.png", "bee/big/1.png")
+
+    assert open_local(tmp_path).notes == ()
+    put(tmp_path, "bee/small/1.png")
+    assert len(open_local(tmp_path).notes) == 1

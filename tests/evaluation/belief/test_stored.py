@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vitcli.errors import WeightsError
-from vitcli.evaluation.belief.familiar import statistics_of
+from vitcli.evaluation.belief.familiar import UnlikeScore, statistics_of
 from vitcli.evaluation.belief.results import believed
 from vitcli.evaluation.belief.selective import OperatingPoint
 from vitcli.evaluation.belief.stored import KEY, Belief, belief_of
@@ -23,7 +23,8 @@ def stored() -> Belief:
     labels_N = np.arange(90) % 3
     features_ND = rng.normal(size=(90, 5)) + labels_N[:, None]
     statistics = statistics_of(features_ND, labels_N, num_classes=3)
-    return Belief(1.25, SETS, POINTS, 90, "data, dev part", "abc", -1.5, 0.0109, statistics)
+    score = UnlikeScore(0.1, 2.5, 0.81, None)
+    return Belief(1.25, SETS, POINTS, 90, "data, dev part", "abc", -1.5, 0.0109, score, statistics)
 
 
 def as_read(stored: Belief) -> dict:
@@ -35,7 +36,10 @@ def test_the_same_numbers_are_read_back_bit_for_bit(stored):
     new_ND = np.random.default_rng(1).normal(size=(7, 5))
 
     assert read.facts() == stored.facts() and read.as_metadata() == stored.as_metadata()
-    np.testing.assert_array_equal(read.statistics.distances(new_ND), stored.statistics.distances(new_ND))
+    p_NK = np.full((7, 3), 1 / 3)
+    scores = [each.unlike.of(each.statistics, new_ND, p_NK) for each in (read, stored)]
+    np.testing.assert_array_equal(*scores)
+    assert read.unlike == stored.unlike and stored.facts()["unlike"]["doubt_weight"] == 2.5
     assert belief_of({}, 3) is None and belief_of({FEATURE_STATISTICS: {}}, 3) is None
 
 
@@ -45,6 +49,9 @@ def test_without_statistics_nothing_is_known_of_what_is_unlike(stored):
     read = belief_of(metadata, 3)
 
     assert read.statistics is None and read.temperature == 1.25
+    without_score = as_read(stored)
+    del without_score[KEY]["unlike"]
+    assert belief_of(without_score, 3).statistics is None
     assert believed(np.zeros((2, 3)), np.zeros((2, 5)), read).is_like_N is None
     with pytest.raises(WeightsError, match="of 5 features, and the network has 4"):
         believed(np.zeros((2, 3)), np.zeros((2, 4)), stored)
@@ -67,9 +74,16 @@ DAMAGES = {
     "thresholds are a number": lambda m: m[KEY].update(thresholds=0.8),
     "a threshold above 1": lambda m: m[KEY]["thresholds"][0].update(threshold=1.5),
     "more right than answered": lambda m: m[KEY]["thresholds"][0].update(right=91),
+    "one more right than answered": lambda m: m[KEY]["thresholds"][0].update(answered=7, right=8),
     "a part of an image": lambda m: m[KEY]["thresholds"][0].update(right=7.5),
     "no images": lambda m: m[KEY].update(num_images=None),
     "infinite distance": lambda m: m[KEY].update(distance=float("inf")),
+    "a score without shrinkage": lambda m: m[KEY]["unlike"].pop("shrinkage"),
+    "a shrinkage above 1": lambda m: m[KEY]["unlike"].update(shrinkage=1.5),
+    "no shrinkage at all": lambda m: m[KEY]["unlike"].update(shrinkage=0.0),
+    "a negative weight": lambda m: m[KEY]["unlike"].update(doubt_weight=-1.0),
+    "an infinite weight": lambda m: m[KEY]["unlike"].update(doubt_weight=float("inf")),
+    "an AUROC above 1": lambda m: m[KEY]["unlike"].update(auroc=1.1),
     "other classes": lambda m: m[FEATURE_STATISTICS]["counts"].append(4),
     "negative counts": lambda m: m[FEATURE_STATISTICS].update(counts=[-1, 2, 3]),
     "no rows": lambda m: m[FEATURE_STATISTICS].update(counts=[0, 0, 0]),
@@ -92,3 +106,12 @@ def test_damaged_numbers_are_refused(stored, damage):
     with pytest.raises(WeightsError, match="about believing the predictions is damaged") as refused:
         belief_of(metadata, 3)
     assert refused.value.where and refused.value.fix
+
+
+def test_statistics_without_a_threshold_say_nothing_of_what_is_unlike(stored):
+    metadata = as_read(stored)
+    metadata[KEY].update(distance=None, flagged=None)
+    read = belief_of(metadata, 3)
+
+    assert read.statistics is None
+    assert believed(np.zeros((2, 3)), np.zeros((2, 5)), read).is_like_N is None

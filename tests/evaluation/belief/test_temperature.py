@@ -78,3 +78,11 @@ def test_probabilities_that_are_right_are_left_alone_in_99_of_100_samples():
         labels_N = (rng.random((200, 1)) > likely_NK).sum(axis=1).clip(max=4)
         num_changed += fitted_temperature(logits_NK, labels_N) != 1
     assert num_changed <= 12  # 4 expected, 12 or more in 1 of 2,000 repetitions
+
+
+def test_logits_of_another_unit_have_the_same_probabilities():
+    logits_NK, labels_N = random_case(5)
+    scale = softmax_scale(logits_NK, labels_N)
+
+    assert softmax_scale(logits_NK / 200, labels_N) == pytest.approx(200 * scale, rel=1e-6)
+    assert softmax_scale(logits_NK * 200, labels_N) == pytest.approx(scale / 200, rel=1e-6)

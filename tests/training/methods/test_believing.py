@@ -95,17 +95,16 @@ def test_the_numbers_are_those_of_the_validation_split_and_not_of_the_test_split
     of_labels_N = np.sort((p_NK / p_NK.sum(axis=1, keepdims=True))[np.arange(66), labels_N])
     assert belief.sets[90] == pytest.approx(of_labels_N[5], rel=1e-5) and belief.sets[90] <= of_labels_N[5]
     assert belief.sets[95] == pytest.approx(of_labels_N[2], rel=1e-5)
-    confidences_N, is_right_N = (
-        (p_NK / p_NK.sum(axis=1, keepdims=True)).max(axis=1),
-        logits_NK.argmax(axis=1) == labels_N,
-    )
+    confidences_NK = p_NK / p_NK.sum(axis=1, keepdims=True)
+    confidences_N, is_right_N = confidences_NK.max(axis=1), logits_NK.argmax(axis=1) == labels_N
     assert len(belief.thresholds) >= 9
     for point in belief.thresholds:
         is_answered_N = confidences_N >= point.threshold
         counts = int(is_answered_N.sum()), int((is_answered_N & is_right_N).sum())
         assert (point.answered, point.right) == counts
-    distances_N = belief.statistics.distances(rows["validation"]["features"])
-    assert belief.distance == pytest.approx(distances_N.max(), rel=1e-5)
+    scores_N = belief.unlike.of(belief.statistics, rows["validation"]["features"], confidences_NK)
+    assert belief.distance == pytest.approx(scores_N.max(), rel=1e-5)
+    assert 0 < belief.unlike.auroc <= 1 and summary["belief"]["unlike"]["auroc"] == belief.unlike.auroc
     for k in range(3):
         mean_D = rows["train"]["features"][rows["train"]["labels"].ravel() == k].mean(axis=0)
         np.testing.assert_allclose(belief.statistics.means_KD[k], mean_D, atol=1e-5)

@@ -113,20 +113,20 @@ def test_the_sets_of_a_probe_hold_the_label_as_often_as_promised_for_images_of_o
 def test_left_out_distances_are_those_of_refits_without_every_group_of_the_fold():
     features_ND, labels_N, groups_N = copies(90)
     features_ND = features_ND.numpy()
-    about = {"num_classes": NUM_CLASSES}
-    found = familiar.left_out_distances(features_ND, labels_N, groups_N=groups_N, **about)
+    about, how = {"num_classes": NUM_CLASSES}, {"shrinkage": 0.1}
+    found_N = familiar.left_out_distances(features_ND, labels_N, groups_N=groups_N, **about, **how)
 
     names, firsts = np.unique(groups_N, return_index=True)
     in_order = names[np.argsort(labels_N[firsts], kind="stable")]
-    expected = []
+    expected_N = np.full(len(labels_N), np.nan)
     for fold in range(familiar.NUM_FOLDS):
         is_out_N = np.isin(groups_N, in_order[fold :: familiar.NUM_FOLDS])
         others = familiar.statistics_of(features_ND[~is_out_N], labels_N[~is_out_N], **about)
-        expected += others.distances(features_ND[is_out_N]).tolist()
-    np.testing.assert_allclose(found, expected)
+        expected_N[is_out_N] = others.distances(features_ND[is_out_N], **how)
+    np.testing.assert_allclose(found_N, expected_N)
     # Beside its own copies an image is nearer than a new one will be.
-    alone = familiar.left_out_distances(features_ND, labels_N, groups_N=None, **about)
-    assert np.median(alone) < np.median(found)
+    alone_N = familiar.left_out_distances(features_ND, labels_N, groups_N=None, **about, **how)
+    assert np.median(alone_N) < np.median(found_N)
 
 
 @pytest.mark.parametrize("rule", [None, RULE])

@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +14,10 @@ from PIL import Image
 from tests.conftest import run
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint, losses, when_logged
 from vitcli.data.balance import class_weights
+from vitcli.data.dataset import DataSet
 from vitcli.data.sampler import ClassOrder
 from vitcli.errors import VitError
+from vitcli.training.methods import imbalance
 from vitcli.training.methods.imbalance import check_imbalance
 
 SIZES = {"a": 9, "b": 4, "c": 1}
@@ -92,3 +95,12 @@ def test_labels_that_cannot_be_counted_are_refused_before_anything_is_read(chang
     with pytest.raises(VitError, match=what) as refused:
         check_imbalance(split, recipes[1])
     assert key in refused.value.where and f"--set {key}=" in refused.value.fix
+
+
+def test_a_last_class_without_images_has_a_weight_of_its_own():
+    split = replace(
+        DataSet("demo").open("test[:4]"), num_classes=4, read_labels=lambda: np.array([0, 0, 1, 2])
+    )
+    recipe = SimpleNamespace(objective=SimpleNamespace(class_weights="full"))
+
+    assert imbalance.loss_weights(split, recipe) == pytest.approx((2 / 3, 4 / 3, 4 / 3, 0))

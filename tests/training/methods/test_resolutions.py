@@ -142,6 +142,7 @@ def test_networks_of_timm_take_other_sizes_or_are_refused(tmp_path, name, option
     take_other_sizes(model, arch, method="paper")
     small = torch.randn(2, 3, 32, 32)
     own = model(torch.ones(1, 3, 64, 64))
+    model(torch.ones(1, 3, 96, 96))  # a size in between leaves nothing behind
     logits, expected = model(small), loaded_at(model, arch, 32, tmp_path, "paper")(small)
 
     again = model(torch.ones(1, 3, 64, 64))

@@ -54,7 +54,7 @@ def believed(logits_NK: np.ndarray, features_ND: np.ndarray | None, stored: Beli
                 where=f"metadata, {KEY}",
                 fix="use the weights as their run wrote them",
             )
-        is_like_N = stored.statistics.distances(features_ND) <= stored.distance
+        is_like_N = stored.unlike.of(stored.statistics, features_ND, probabilities_NK) <= stored.distance
     return Believed(probabilities_NK, sets_at(probabilities_NK, stored.sets[SHOWN]), is_like_N)
 
 

@@ -10,13 +10,13 @@ import base64
 import binascii
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from vitcli.errors import WeightsError
-from vitcli.evaluation.belief.familiar import MOST_NUMBERS, FeatureStatistics
+from vitcli.evaluation.belief.familiar import MOST_NUMBERS, SHRINKAGES, FeatureStatistics, UnlikeScore
 from vitcli.evaluation.belief.prediction_sets import LEVELS
 from vitcli.evaluation.belief.selective import OperatingPoint
 from vitcli.evaluation.belief.temperature import LEAST_SCALE, MOST_SCALE
@@ -37,7 +37,8 @@ class Belief:
         num_images: that these were chosen on.
         chosen_on: their name.
         fingerprint: of these images, see `Split.fingerprint`; None for rows left out of the training images.
-        distance: above which an image is unlike the training images; None without statistics.
+        distance: the score above which an image is unlike the training images; None without statistics.
+        unlike: that score, and the evidence for it; None without statistics.
         flagged: the fraction of images like the training ones that lies above it.
         statistics: of the features of the training images.
     """
@@ -50,6 +51,7 @@ class Belief:
     fingerprint: str | None = None
     distance: float | None = None
     flagged: float | None = None
+    unlike: UnlikeScore | None = None
     statistics: FeatureStatistics | None = None
 
     def facts(self) -> dict[str, Any]:
@@ -63,6 +65,7 @@ class Belief:
             "fingerprint": self.fingerprint,
             "distance": self.distance,
             "flagged": self.flagged,
+            "unlike": None if self.unlike is None else asdict(self.unlike),
         }
 
     def as_metadata(self) -> dict[str, Any]:
@@ -95,6 +98,7 @@ def _read(stored: Mapping[str, Any], packed: Mapping[str, Any] | None, num_class
     sets = {level: _number(stored["sets"], str(level), least=0, most=1, may_lack=True) for level in LEVELS}
     distance = _number(stored, "distance", least=-math.inf, most=math.inf, may_lack=True)
     flagged = _number(stored, "flagged", least=0, most=1, may_lack=True)
+    unlike = _unlike_score(stored.get("unlike"))
     num_images, chosen_on, fingerprint = (
         stored.get(key) for key in ("num_images", "chosen_on", "fingerprint")
     )
@@ -103,10 +107,20 @@ def _read(stored: Mapping[str, Any], packed: Mapping[str, Any] | None, num_class
     if fingerprint is not None and not isinstance(fingerprint, str):
         raise ValueError("the fingerprint is no text")
     # Statistics are left out by formats without a place for them; then nothing is known of distances.
-    statistics = _unpacked(packed, num_classes) if packed is not None and distance is not None else None
+    is_known = packed is not None and distance is not None and unlike is not None
+    statistics = _unpacked(packed, num_classes) if is_known else None
     thresholds = tuple(_operating_point(point, num_images) for point in stored["thresholds"])
     about = (thresholds, num_images, chosen_on, fingerprint)
-    return Belief(temperature, sets, *about, distance, flagged, statistics)
+    return Belief(temperature, sets, *about, distance, flagged, unlike, statistics)
+
+
+def _unlike_score(stored: Mapping[str, Any] | None) -> UnlikeScore | None:
+    if stored is None:
+        return None
+    shrinkage = _number(stored, "shrinkage", least=min(SHRINKAGES), most=1)
+    weight = _number(stored, "doubt_weight", least=0, most=math.inf)
+    aurocs = (_number(stored, key, least=0, most=1, may_lack=True) for key in ("auroc", "auroc_of_doubt"))
+    return UnlikeScore(shrinkage, weight, *aurocs)
 
 
 def _operating_point(stored: Mapping[str, Any], num_images: int) -> OperatingPoint:

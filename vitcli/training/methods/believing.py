@@ -24,14 +24,17 @@ from vitcli.data.transforms import Preprocessing
 from vitcli.distributed import fsdp
 from vitcli.evaluation import inference
 from vitcli.evaluation.belief import familiar, selective
-from vitcli.evaluation.belief.familiar import FeatureStatistics
+from vitcli.evaluation.belief.familiar import FeatureStatistics, LeftOutRows, UnlikeScore
 from vitcli.evaluation.belief.prediction_sets import LEAST
 from vitcli.evaluation.belief.results import fitted
 from vitcli.evaluation.belief.stored import Belief
+from vitcli.evaluation.belief.temperature import probabilities
 from vitcli.evaluation.inference import EvalSettings
+from vitcli.features import least_squares
+from vitcli.features.least_squares import has_others
 from vitcli.models import features
 from vitcli.models.build import last_layers
-from vitcli.training.methods.probe_head import closed_form_head
+from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
 
 MOST_ROWS = 5_000  # images of each pass, a random sample that no seed changes: more change little
 DIGITS = 6  # of what is stored: fewer than sums agree in on other numbers of threads
@@ -80,13 +83,23 @@ def believe(
 
 def of_network(train: Outputs, held_out: Outputs, split: Split) -> Belief | str:
     """Return what the held-out rows of `split` show of a network that was fitted on others."""
-    statistics = None
-    if len(train.labels_N):
-        num_classes = train.logits_NK.shape[1]
+    unlike, num_classes = None, train.logits_NK.shape[1]
+    if len(train.labels_N) and len(held_out.labels_N):
+        # The network has seen all classes: a left-out one is in no statistics, and its logits are not read.
+        is_train_N = np.repeat([True, False], [len(train.labels_N), len(held_out.labels_N)])
+        labels_N = np.append(train.labels_N, held_out.labels_N)
+        features_ND = np.concatenate([train.features_ND, held_out.features_ND])
+        logits_NK = np.concatenate([train.logits_NK, held_out.logits_NK])
+        fold_N = np.full(len(labels_N), -1)
+        rows = LeftOutRows(features_ND, labels_N, fold_N, is_train_N, ~is_train_N, logits_NK, logits_NK)
+        fold_K = familiar.folds_of_classes(train.labels_N, num_classes=num_classes)
+        score = familiar.left_out_classes(rows, fold_K)
         statistics = familiar.statistics_of(train.features_ND, train.labels_N, num_classes=num_classes)
-    distances_M = np.zeros(0) if statistics is None else statistics.distances(held_out.features_ND)
+        if statistics is not None:
+            distances_M = statistics.distances(held_out.features_ND, shrinkage=score.shrinkage)
+            unlike = _Unlike(score, statistics, distances_M, held_out.logits_NK)
     about = (split.name, split.fingerprint)
-    return _belief(held_out.logits_NK, held_out.labels_N, statistics, distances_M, *about)
+    return _belief(held_out.logits_NK, held_out.labels_N, unlike, *about)
 
 
 def of_probe(train: Outputs, choice: Outputs, *, loss: str, balance: str) -> Belief | str:
@@ -98,18 +111,59 @@ def of_probe(train: Outputs, choice: Outputs, *, loss: str, balance: str) -> Bel
     head = closed_form_head(torch.from_numpy(features_ND), labels_N, loss=loss, balance=balance, **about)
     if head.left_out is None:
         return f"no class has two {'images' if groups_N is None else 'groups'}"
-    statistics = familiar.statistics_of(features_ND, labels_N, num_classes=about["num_classes"])
-    distances_M = familiar.left_out_distances(features_ND, labels_N, **about)
+    unlike = _unlike_of_probe(features_ND, labels_N, head, balance=balance, **about)
     chosen_on = "training images, each left out in turn"
     chosen_on += "" if groups_N is None else " with its group"
-    return _belief(*head.left_out, statistics, distances_M, chosen_on, None)
+    return _belief(*head.left_out, unlike, chosen_on, None)
+
+
+@dataclass(frozen=True, eq=False)
+class _Unlike:
+    """The score of what is unlike before its weight, and distances and logits of rows to choose that by."""
+
+    score: UnlikeScore
+    statistics: FeatureStatistics
+    distances_M: np.ndarray
+    logits_MK: np.ndarray
+
+
+def _unlike_of_probe(
+    features_ND: np.ndarray,
+    labels_N: np.ndarray,
+    head: ClosedFormHead,
+    *,
+    num_classes: int,
+    groups_N: np.ndarray | None,
+    balance: str,
+) -> _Unlike | None:
+    """Return the score that leaving classes out chooses, and rows left out with their group."""
+    statistics = familiar.statistics_of(features_ND, labels_N, num_classes=num_classes)
+    if statistics is None:
+        return None
+    logits_NK = np.zeros((len(labels_N), num_classes))
+    is_judged_N = has_others(labels_N, groups_N)
+    logits_NK[is_judged_N] = head.left_out[0]
+    score = UnlikeScore(doubt_weight=1.0)
+    fold_K = familiar.folds_of_classes(labels_N, num_classes=num_classes)
+    if fold_K is not None:
+        # Scores of each row by the closed form on the classes of other folds, without a refit.
+        how = {"num_classes": num_classes, "l2": (head.facts["l2"],), "balance": balance}
+        solution = least_squares.solve(features_ND, labels_N, groups_N=fold_K[labels_N], **how)
+        of_unknown_NK = head.facts["temperature"] * least_squares.left_out_scores(solution)
+        fold_N = familiar.folds_of_rows(labels_N, groups_N, num_folds=int(fold_K.max()) + 1)
+        fitted_N = np.ones(len(labels_N), dtype=bool)
+        rows = (features_ND, labels_N, fold_N, fitted_N, is_judged_N, logits_NK, of_unknown_NK)
+        score = familiar.left_out_classes(LeftOutRows(*rows), fold_K)
+    how = {"num_classes": num_classes, "groups_N": groups_N, "shrinkage": score.shrinkage}
+    distances_N = familiar.left_out_distances(features_ND, labels_N, **how)
+    is_known_N = is_judged_N & ~np.isnan(distances_N)
+    return _Unlike(score, statistics, distances_N[is_known_N], logits_NK[is_known_N])
 
 
 def _belief(
     logits_MK: np.ndarray,
     labels_M: np.ndarray,
-    statistics: FeatureStatistics | None,
-    distances_M: np.ndarray,
+    unlike: _Unlike | None,
     chosen_on: str,
     fingerprint: str | None,
 ) -> Belief | str:
@@ -119,11 +173,17 @@ def _belief(
     points = selective.operating_points(logits_MK, labels_M, temperature=temperature)
     # Rounded so that no set gets smaller, and no image like those is flagged.
     sets = {level: None if least is None else _rounded_down(least) for level, least in sets.items()}
-    chosen = None if statistics is None else familiar.threshold_of(distances_M)
-    distance, flagged = (-_rounded_down(-chosen[0]), chosen[1]) if chosen else (None, None)
-    kept = statistics if chosen else None
     about = (points, len(labels_M), chosen_on, fingerprint)
-    return Belief(temperature, sets, *about, distance, flagged, kept)
+    stored = Belief(temperature, sets, *about)
+    if unlike is None:
+        return stored
+    doubts_M = familiar.doubts(probabilities(unlike.logits_MK, temperature=temperature))
+    score = unlike.score.weighted(unlike.distances_M, doubts_M)
+    chosen = familiar.threshold_of(unlike.distances_M + score.doubt_weight * doubts_M)
+    if chosen is None:
+        return stored
+    distance, flagged = -_rounded_down(-chosen[0]), chosen[1]
+    return replace(stored, distance=distance, flagged=flagged, unlike=score, statistics=unlike.statistics)
 
 
 def _rounded_down(value: float) -> float:

@@ -1,0 +1,423 @@
+"""Deliberate breaks that nobody noticed at first, by package: what turned each of them red came later."""
+
+# By file and tests: what each break does, the text before and after it.
+BY_PACKAGE = {
+    # Data: orders, parts, what a split is known by, and how folders and files are read.
+    ("vitcli/data/sampler.py", "tests/data/test_sampler.py"): {
+        "classes come in the same order in every epoch": (
+            'key = derive_seed(self.seed, "order", epoch)\n        places_N = permute',
+            'key = derive_seed(self.seed, "order")\n        places_N = permute',
+        ),
+        "a window is rounded down to whole steps": (
+            "self.window = -(-window // batch_size) * batch_size",
+            "self.window = max(1, window // batch_size) * batch_size",
+        ),
+    },
+    ("vitcli/data/parts/assignment.py", "tests/data/parts/test_assignment.py"): {
+        "the largest group stands in for the smallest": (
+            "groups.order_G[among_G[groups.order_G]][-1]",
+            "groups.order_G[among_G[groups.order_G]][0]",
+        ),
+        "what was trained on is held out though others could be": ("may_move_G &= ~last_G", "pass"),
+    },
+    ("vitcli/data/parts/cuts.py", "tests/data/test_dataset.py"): {
+        "a stratified part is another after an upgrade": (
+            'key = sampler.derive_seed(0, "dev split", len(train))\n    return sampler',
+            "key = 0\n    return sampler",
+        ),
+        "a stratified part has its rows by class": (
+            "np.flatnonzero(is_dev_N) if order_N is None else dev_rows",
+            "dev_rows",
+        ),
+    },
+    ("vitcli/data/split.py", "tests/data/test_split.py"): {
+        "a fingerprint without the last image": (
+            "np.linspace(0, self.num_examples - 1, min(32",
+            "np.linspace(0, self.num_examples - 2, min(32",
+        ),
+        "a fingerprint of 16 images": (
+            "min(32, self.num_examples)).astype",
+            "min(16, self.num_examples)).astype",
+        ),
+        "a streamed label one too high": (
+            "max(labels) >= split.num_classes",
+            "max(labels) > split.num_classes",
+        ),
+    },
+    ("vitcli/data/contents.py", "tests/data/test_contents.py"): {
+        "terabytes of shards are read before a run": (
+            "MAX_HASHED_BYTES = 2 * 2**30",
+            "MAX_HASHED_BYTES = 2 * 2**40",
+        ),
+    },
+    ("vitcli/data/sources/tables.py", "tests/data/sources/test_folders.py"): {
+        "the last word for a split counts": (
+            'for part in file.with_suffix("").parts for word',
+            'for part in file.with_suffix("").parts[::-1] for word',
+        ),
+    },
+    ("vitcli/data/sources/folders.py", "tests/data/sources/test_folders.py"): {
+        "a file is left out twice": (
+            "return LeftOut(tuple(dict.fromkeys(chain",
+            "return LeftOut(tuple((chain",
+        ),
+        "two left-out files are named": ("len(paths) <= NAMED_EACH", "len(paths) < NAMED_EACH"),
+        "readme.png is no image": (
+            "is_about = lower.startswith(SILENT_STARTS) and suffix_of(lower) not in IMAGE_SUFFIXES",
+            "is_about = lower.startswith(SILENT_STARTS)",
+        ),
+        "links are followed in search of images": ("entry.is_dir(follow_symlinks=False)", "entry.is_dir()"),
+    },
+    ("vitcli/data/sources/class_folders.py", "tests/data/sources/test_folders.py"): {
+        "images beside the splits are not named": (
+            "outside.append(list_files(self.root, self.root, recursive=False))",
+            "pass",
+        ),
+        "two classes one level down are one class": (
+            "if inner == folder or len(names) < 2:",
+            "if inner == folder or len(names) < 3:",
+        ),
+        "accents in another encoding are another class": (
+            'unicodedata.normalize("NFC", name).casefold()',
+            "name.casefold()",
+        ),
+    },
+    ("vitcli/data/sources/layouts.py", "tests/data/sources/test_layouts.py"): {
+        "changed times of files change no key": (
+            "{state.st_size}\\0{state.st_mtime_ns}\\n",
+            "{state.st_size}\\0\\n",
+        ),
+        "changed sizes of files change no key": ("{inside}\\0{state.st_size}\\0", "{inside}\\0"),
+        "a copied folder has another key": ("inside = file.removeprefix(str(path))", "inside = file"),
+    },
+    ("vitcli/data/sources/class_folders.py", "tests/data/sources/test_layouts.py"): {
+        "one class of folders speaks for all": (
+            "min(map(len, inner), default=0) < 2",
+            "max(map(len, inner), default=0) < 2",
+        ),
+    },
+    ("vitcli/data/sources/hub.py", "tests/data/test_dataset.py"): {
+        "the Hub is asked though that is forbidden": (
+            "datasets_config.HF_HUB_OFFLINE = before or bool(outage)",
+            "datasets_config.HF_HUB_OFFLINE = bool(outage)",
+        ),
+    },
+    ("vitcli/data/sources/label_files.py", "tests/data/sources/test_label_files.py"): {
+        "one word makes a column of splits": (
+            "if all(row[c].lower() in SPLIT_WORDS for row in rows)",
+            "if any(row[c].lower() in SPLIT_WORDS for row in rows)",
+        ),
+        "one of two files of labels is taken": ("    if len(files) > 1:\n", "    if len(files) > 2:\n"),
+    },
+    ("vitcli/data/vtab_splits.py", "tests/data/test_vtab_splits.py"): {
+        "a label too many is a class of a task": (
+            '<= range_of["max"] < num_classes',
+            '<= range_of["max"] <= num_classes',
+        ),
+    },
+    # Checks of data.
+    ("vitcli/data/checks/findings.py", "tests/data/checks/test_findings.py"): {
+        "five images of a class are few": ("if 0 < count < FEW_IMAGES}", "if 0 < count <= FEW_IMAGES}"),
+        "copies within a test split are nothing to look at": (
+            '"look" if exact or is_trained_on else "know"',
+            '"look" if is_trained_on else "know"',
+        ),
+    },
+    ("vitcli/data/checks/near_duplicates.py", "tests/data/checks/test_findings.py"): {
+        "one image of a pair is counted": (
+            "            if self.within:\n                self.has_pair",
+            "            if False:\n                self.has_pair",
+        ),
+    },
+    ("vitcli/data/checks/sizes.py", "tests/data/checks/test_findings.py"): {
+        "width and height of odd images are exchanged": (
+            "{width_N[i]}x{height_N[i]}",
+            "{height_N[i]}x{width_N[i]}",
+        ),
+    },
+    ("vitcli/data/checks/classes.py", "tests/data/checks/test_findings.py"): {
+        "the median of numbers is their mean": ("np.median(numbers_N)", "np.mean(numbers_N)"),
+    },
+    ("vitcli/data/checks/text.py", "tests/data/checks/test_findings.py"): {
+        "the speed is of the first split": (
+            'num_seen = sum(part["num_images"] for part in result["splits"])',
+            'num_seen = result["num_images"]',
+        ),
+        "what comes next stops at unreadable images": (
+            'words += ["--skip-bad"] if "unreadable_images" in names else []',
+            "pass",
+        ),
+    },
+    # Shards.
+    ("vitcli/data/shards/remote.py", "tests/data/shards/test_rows.py"): {
+        "kept ranges are told apart by their beginnings": (
+            "self.stamp, first, last)\n        return",
+            "self.stamp, first)\n        return",
+        ),
+    },
+    ("vitcli/data/shards/webdataset.py", "tests/data/shards/test_rows.py"): {
+        "a shard may have more samples than counted": (
+            "if len(index.offsets_N) != count:",
+            "if len(index.offsets_N) < count:",
+        ),
+    },
+    ("vitcli/data/shards/rows.py", "tests/data/shards/test_rows.py"): {
+        "shards of other sizes are the same data": (
+            "(file_name(file.url), file.size, counts)",
+            "(file_name(file.url), counts)",
+        ),
+    },
+    # Several processes.
+    ("vitcli/distributed/runtime.py", "tests/distributed/test_runtime.py"): {
+        "memory is a thousand times as large": (
+            '2**30 if sys.platform == "darwin" else 2**20)  # in bytes',
+            '2**30 if sys.platform == "darwin" else 2**10)  # in bytes',
+        ),
+    },
+    ("vitcli/distributed/numerics.py", "tests/distributed/test_runtime.py"): {
+        "a CPU has one thread in every run": (
+            'if device.type == "cpu" and exact:',
+            'if device.type == "cpu":',
+        ),
+    },
+    ("vitcli/distributed/device.py", "tests/distributed/test_device.py"): {
+        "-1 hides no GPU": ('in ("", "-1", "NoDevFiles")', 'in ("", "NoDevFiles")'),
+    },
+    # Scores, and how far they can be believed.
+    ("vitcli/evaluation/belief/selective.py", "tests/evaluation/belief/test_selective.py"): {
+        "thirty answered images are too few": ("if point.answered >= LEAST]", "if point.answered > LEAST]"),
+    },
+    ("vitcli/evaluation/belief/temperature.py", "tests/evaluation/belief/test_temperature.py"): {
+        "scores of small numbers are taken for chance": (
+            "MOST_SCALE, LEAST_SCALE = 1e3, 1e-3",
+            "MOST_SCALE, LEAST_SCALE = 1e1, 1e-3",
+        ),
+    },
+    ("vitcli/evaluation/findings.py", "tests/evaluation/test_findings.py"): {
+        "half the median is few": ('row["num_train"] < FEW * middle', 'row["num_train"] <= FEW * middle'),
+        "a larger side cuts patches": ("s % (patch_size or 1) == 0", "True"),
+        "the side of an image is its longer one": ("sides.append(min(size))", "sides.append(max(size))"),
+        "a mistake at 95 % is not sure": (
+            "predictions.confidences_N[wrong] >= SURE",
+            "predictions.confidences_N[wrong] > SURE",
+        ),
+    },
+    ("vitcli/evaluation/sorting.py", "tests/evaluation/test_sorting.py"): {
+        "cat and Cat share a folder": ("if name.casefold() not in taken", "if name not in taken"),
+    },
+    ("vitcli/evaluation/inference.py", "tests/evaluation/test_inference.py"): {
+        "logits are averaged and not probabilities": (
+            "torch.logaddexp(one_BK.log_softmax(dim=-1), other_BK.log_softmax(dim=-1))",
+            "(one_BK.log_softmax(dim=-1) + other_BK.log_softmax(dim=-1)) / 2",
+        ),
+    },
+    ("vitcli/evaluation/belief/stored.py", "tests/evaluation/belief/test_stored.py"): {
+        "more are right than answered": ("0 <= right <= answered <= num_images", "0 <= right <= num_images"),
+        "statistics without a threshold": (
+            "packed is not None and distance is not None and",
+            "packed is not None and",
+        ),
+    },
+    # Exported files.
+    ("vitcli/export/agreement.py", "tests/export/test_agreement.py"): {
+        "an output that is too small does not differ": (
+            "float((exported_NK - outputs_NK).abs().max())",
+            "float((exported_NK - outputs_NK).max())",
+        ),
+    },
+    ("vitcli/export/speed.py", "tests/export/test_speed.py"): {
+        "batches are measured for minutes": (
+            "> MOST_S:\n            break",
+            "> 100 * MOST_S:\n            break",
+        ),
+        "a latency in seconds": ('"latency_ms": 1000 * seconds[1]', '"latency_ms": seconds[1]'),
+        "the first run of a turn counts": (
+            "for _ in range(RUNS_OF_A_TURN)][1:]",
+            "for _ in range(RUNS_OF_A_TURN)]",
+        ),
+    },
+    ("vitcli/export/usage.py", "tests/export/test_usage.py"): {
+        "a revision is forgotten in how to load": ('at = f"@{revision}" if revision else ""', 'at = ""'),
+    },
+    # Features.
+    ("vitcli/features/suspects.py", "tests/features/test_suspects.py"): {
+        "classes without images have a say": (
+            "other = means_KK[has_rows_K][~is_own_KK[has_rows_K]].mean()",
+            "other = means_KK[~is_own_KK].mean()",
+        ),
+    },
+    ("vitcli/features/draws.py", "tests/features/test_draws.py"): {
+        "the deviation of draws is that of a population": (
+            "stdev(values) if len(values) > 1 else None",
+            "float(np.std(values)) if len(values) > 1 else None",
+        ),
+    },
+    ("vitcli/features/least_squares.py", "tests/features/test_least_squares.py"): {
+        "an l2 within the rounding": (
+            "if value + eigenvalues_R[0] <= rounding",
+            "if value + eigenvalues_R[0] < 0",
+        ),
+        "groups that just fill the shots are left out": (
+            'np.searchsorted(np.cumsum(sizes[order]), count, side="right")',
+            'np.searchsorted(np.cumsum(sizes[order]), count, side="left")',
+        ),
+    },
+    ("vitcli/features/forecast.py", "tests/features/test_forecast.py"): {
+        "draws of a curve vary too little": ("np.var(point.errors, ddof=1)", "np.var(point.errors)"),
+    },
+    (
+        "vitcli/features/left_out.py",
+        "tests/features/test_choose.py::test_of_equal_accuracies_the_earliest_layer_and_then_the_fewest_features_are_best",
+    ): {
+        "the deepest of equal layers is best": (
+            "(-s.accuracy, s.combination.depth, s.num_features)",
+            "(-s.accuracy, -s.combination.depth, s.num_features)",
+        ),
+    },
+    ("vitcli/features/classifiers.py", "tests/features/test_draws.py"): {
+        "near neighbours outvote more far ones": (
+            "vote_T = 2 * most + 1 + cosine_TN",
+            "vote_T = 0 * most + 1 + cosine_TN",
+        ),
+    },
+    # Attention and reasons.
+    ("vitcli/inspection/analysis.py", "tests/inspection/test_analysis.py"): {
+        "an image is lit by the maps of others": (
+            "maps_Bhw.flatten(1).double().quantile(full_at, dim=1, keepdim=True)",
+            "maps_Bhw.flatten().double().quantile(full_at).expand(len(maps_Bhw), 1)",
+        ),
+        "maps are compared at the size of the smaller": ("size = max((map_MHW", "size = min((map_MHW"),
+        "a rollout goes from the first layer to the last": ("mean_BTT @ below_BTT", "below_BTT @ mean_BTT"),
+    },
+    (
+        "vitcli/inspection/why.py",
+        "tests/inspection/test_why.py::test_a_group_is_shown_by_its_image_of_most_influence "
+        "tests/inspection/test_why.py::test_fifty_images_are_explained_and_one_more_is_refused",
+    ): {
+        "a group is shown by its first image": (
+            "np.where(group_of_row_N == group, influences_N, -np.inf).argmax()",
+            "np.flatnonzero(group_of_row_N == group)[0]",
+        ),
+        "51 images are explained": ("> MOST_IMAGES:", "> MOST_IMAGES + 1:"),
+    },
+    # Networks.
+    ("vitcli/models/masked_patch.py", "tests/models/test_masked_patch.py"): {
+        "registers are patches": (
+            "[:, self.vit.num_prefix_tokens :]\n        outputs",
+            "[:, 1:]\n        outputs",
+        ),
+    },
+    (
+        "vitcli/models/image_sizes.py",
+        "tests/training/methods/test_resolutions.py::test_networks_of_timm_take_other_sizes_or_are_refused",
+    ): {
+        "rotary angles of the first other size are kept": ("if grids[1] not in ropes:", "if not ropes:"),
+    },
+    # Results on a screen and on a disk.
+    ("vitcli/output/plots.py", "tests/output/test_plots.py"): {
+        "an axis shows twenty points": (
+            "missing = max(0.0, LEAST_SPAN - (high - low)) / 2",
+            "missing = max(0.0, LEAST_SPAN - (high - low))",
+        ),
+    },
+    ("vitcli/output/user_cache.py", "tests/output/test_user_cache.py"): {
+        "a cache of another user is written to": ("if folder.stat().st_uid != os.geteuid():", "if False:"),
+    },
+    ("vitcli/output/result_folder.py", "tests/output/test_result_folder.py"): {
+        "a value that is no longer given is no difference": (
+            "for key in (*new, *(old.keys() - new.keys()))",
+            "for key in new",
+        ),
+    },
+    ("vitcli/output/text.py", "tests/output/test_text.py"): {
+        "a long screen has no command": ("lines = lines[: MOST_LINES - 1]", "lines = lines[:MOST_LINES]"),
+    },
+    # Weights.
+    ("vitcli/weights/interpolate.py", "tests/weights/test_interpolate.py"): {
+        "the best of several tables speaks for all": (
+            "{k: min(s[k] for s in similarities)",
+            "{k: max(s[k] for s in similarities)",
+        ),
+    },
+    # Training.
+    ("vitcli/training/schedule.py", "tests/training/test_schedule.py"): {
+        "a warm-up in percent is rounded down": (
+            'round(float(warmup.removesuffix("%")) / 100 * total_steps)',
+            'int(float(warmup.removesuffix("%")) / 100 * total_steps)',
+        ),
+    },
+    (
+        "vitcli/training/methods/imbalance.py",
+        "tests/training/methods/test_imbalance.py::test_a_last_class_without_images_has_a_weight_of_its_own",
+    ): {
+        "a last class without images has no weight": ("minlength=train_split.num_classes", "minlength=0"),
+    },
+    # Experiments.
+    ("vitcli/experiments/reproduce_rows.py", "tests/experiments/test_reproduce_rows.py"): {
+        "more images than published are the same test set": (
+            "if expected in (None, num_scored) else",
+            "if expected in (None, num_scored) or num_scored > expected else",
+        ),
+        "a published percentage is not rounded": ("round(mean / 100, 10), None", "mean / 100, None"),
+    },
+    (
+        "vitcli/experiments/reproduce.py",
+        "tests/experiments/test_reproduce.py::test_the_time_of_runs_scored_by_other_labels_is_that_of_training_and_scoring",
+    ): {
+        "the time to score runs is forgotten": (
+            'summary["elapsed_s"] + rescored["elapsed_s"]',
+            'summary["elapsed_s"]',
+        ),
+    },
+    # Recipes.
+    ("vitcli/recipe/__init__.py", "tests/recipe/test_recipe.py"): {
+        "a warm-up is a fraction of the steps that are left": (
+            "100 * warmup / steps_of_file",
+            "100 * warmup / steps",
+        ),
+    },
+    ("vitcli/recipe/sweep.py", "tests/recipe/test_recipe.py"): {
+        "256 combinations are too many": ("if count <= MOST_TRIALS:", "if count < MOST_TRIALS:"),
+    },
+    ("vitcli/recipe/auto.py", "tests/recipe/test_auto.py"): {
+        "one large class decides which recipe it is": (
+            "typical = median(present)",
+            "typical = sum(present) / len(present)",
+        ),
+    },
+    # Reports.
+    ("vitcli/report/grouping.py", "tests/report/test_grouping.py"): {
+        "runs of a cell count by their folders": (
+            "values = [value for entry in finished for value in entry.values or (entry.mean,)]",
+            "values = [entry.mean for entry in finished]",
+        ),
+    },
+    ("vitcli/report/regression.py", "tests/report/test_grouping.py"): {
+        "a run that has seen the images is the best": (
+            '[not getattr(record.summary, "num_held_out_seen", 0) for record in records]',
+            "[True for record in records]",
+        ),
+    },
+    # Benchmarks, commands and several runs.
+    ("vitcli/bench/measure.py", "tests/bench/test_bench.py::test_the_sides_take_turns_lap_by_lap"): {
+        "one side has all its laps first": (
+            "    for _ in range(repeats):\n        for name, run in sides.items():\n",
+            "    for name, run in (each for each in sides.items() for _ in range(repeats)):\n        if 1:\n",
+        ),
+    },
+    ("vitcli/training/many_runs/sweep_results.py", "tests/training/test_sweep_results.py"): {
+        "two arms have one folder": ("is_usable = len(set(names)) == len(names) and", "is_usable ="),
+    },
+    (
+        "vitcli/training/methods/time_limit.py",
+        "tests/training/test_time_limit.py::test_a_run_scores_what_it_reports_on_and_what_it_chooses_by",
+    ): {
+        "patience scores nothing at the end": ("+ (recipe.train.patience > 0)", ""),
+    },
+    (
+        "vitcli/cli/exit_codes.py",
+        "tests/cli/test_app.py::test_a_report_of_a_bug_is_written_through_no_link",
+    ): {
+        "a report of a bug is written through a link": ('report.open("x")', 'report.open("w")'),
+    },
+}
