@@ -14,9 +14,9 @@ GIVEN = {"data.dataset": "./photos", "model.ckpt": "demo"}
     ("counts", "size", "line"),
     [
         ([5] * 17, "few", "5 images per class;"),
-        ([20, 20, 20], "few", "20 images per class;"),
-        ([21, 20, 22], "some", "20 to 22 images per class;"),
-        ([37, 20, 5, 2, 0], "few", "2 to 37 images per class, unevenly;"),
+        ([10, 10, 10], "few", "10 images per class;"),
+        ([11, 10, 12], "some", "10 to 12 images per class;"),
+        ([37, 10, 5, 2, 0], "few", "2 to 37 images per class, unevenly;"),
         ([5, 4, 300], "few", "4 to 300 images per class, unevenly;"),
         ([500] * 10, "some", "500 images per class;"),
         ([501] * 10, "many", "501 images per class;"),
@@ -46,7 +46,7 @@ def test_options_hold_for_each_and_their_mistakes_are_reported_first():
 
 
 @pytest.mark.parametrize(
-    ("counts", "several", "head"), [([1, 1], False, "zero"), ([2, 1], False, "probe"), ([9, 9], True, "zero")]
+    ("counts", "several", "head"), [([1, 1], False, "zero"), ([2, 1], False, "refit"), ([9, 9], True, "zero")]
 )
 def test_without_a_closed_form_the_head_starts_at_zero(counts, several, head):
     loaded = recipes.load("auto", (), GIVEN)
@@ -108,5 +108,5 @@ def test_a_run_says_which_it_took_and_resumes_with_it(photos, tmp_path):
 
     first, again = run(*words), run(*words)
 
-    assert ", by modern/finetune-few, into " in first.err
+    assert ", by modern/finetune-some, into " in first.err
     assert again.code == 0 and first.json == again.json

@@ -384,6 +384,9 @@ def _protocol(summary: dict[str, Any]) -> str:
         text += f" The weights are {delivery_text(summary)}. They were neither trained on nor scored."
     else:
         text += " The weights are those at the end of training, not the best during it."
+        if facts := summary.get("refit"):
+            text += " The closed form of few-shot classification on their features of "
+            text += f"{count_of(facts['num_examples'], 'training image')} was then added to the head."
     if average := summary.get("average"):
         return f"{paragraph(text)}\n\n{_average(average)}"
     if not summary.get("choices") and "delivered" in summary:
