@@ -64,7 +64,7 @@ def test_a_folder_with_some_classes_and_files_that_cannot_be_read_is_scored_and_
     outcome, whole = run(*words), run("evaluate", "--ckpt", trained, "--dataset", photos, "--json", "-q").json
     result = outcome.json
 
-    assert "left out: 1 other file (HEIC: install pillow-heif, or convert)\n" in outcome.err
+    assert "left out: 1 file (HEIC: install pillow-heif, or convert)\n" in outcome.err
     assert any("2 classes are absent from the data" in note for note in outcome.json["notes"])
     assert (result["absent_classes"], result["num_classes"]) == (["green"], 2)
     assert (result["num_left_out_files"], result["left_out_files"]) == (1, ["dev/red/a.HEIC"])
