@@ -42,7 +42,7 @@ class TrainingState:
         average: Polyak average of the weights, if the recipe asks for one.
         group: process group in which the slices of a sharded model are saved; None for whole models.
         start: the weights before step 1 of a run with a probe head; None for any other head.
-        probe: of a run that refits its head, facts of the closed form before step 1; None before it is fitted.
+        probe: of a run that refits its head, facts of the closed form before step 1; None before it is known.
         step: optimizer steps done.
         elapsed_s: time spent in steps, including those before a resume.
         skipped: names of the undecodable images that this process left out.

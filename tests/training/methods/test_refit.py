@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ def runs(photos, tmp_path_factory) -> dict[str, Path]:
 
 
 def test_the_head_is_the_tuned_one_plus_the_closed_form_on_the_tuned_features(photos, runs, tmp_path):
-    """The truth: the same run without the closed form, its features by `vit embed`, and the normal equations."""
+    """The truth: the same run without it, its features by `vit embed`, and the normal equations."""
     tuned, refitted = (load_file(runs[head] / "model.safetensors") for head in ("zero", "refit"))
     features = tmp_path / "features.safetensors"
     words = ("--split", "train", "--layer", "pre_logits", "--precision", "fp32", "--out", features)
@@ -99,8 +100,6 @@ def test_each_pass_takes_a_tenth_of_the_images_of_the_steps_but_all_of_few(photo
 
 @pytest.mark.parametrize("kind", ["has_several_labels", "has_numbers"])
 def test_images_of_no_single_class_are_refused(photos, kind):
-    from dataclasses import replace
-
     given = {"data.dataset": str(photos), "model.ckpt": "demo"}
     recipe = recipes.load("finetune/default", ["model.head=refit"], given)
     split = replace(DataSet(str(photos)).open("train"), **{kind: True})
