@@ -18,6 +18,7 @@ from vitcli.training.methods.believing import MOST_ROWS, OutOfFold, Outputs, lef
 from vitcli.weights.files import CHECKSUM, checksum_of, read_stored, write_safetensors
 
 MOST_LOGITS = 2**24  # of all folds: 64 MiB, 768 images of 21,843 classes
+MOST_BYTES = 2**27  # of a file: none that was written has more
 SEED = 0  # of the part of each fold
 
 
@@ -59,6 +60,8 @@ def pooled(folders: Sequence[Path], *, num_classes: int) -> OutOfFold:
 
 def _read(folder: Path, num_classes: int) -> OutOfFold:
     try:
+        if (folder / OUT_OF_FOLD).stat().st_size > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
         tensors = read_stored(folder / OUT_OF_FOLD).tensors
         logits_MK, labels_M = tensors["logits"].numpy(), tensors["labels"].numpy()
         distances_M = tensors["distances"].numpy() if "distances" in tensors else None
