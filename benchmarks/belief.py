@@ -1,15 +1,19 @@
 """What a finished run stores about believing its predictions, against images that it has not seen.
 
     python benchmarks/belief.py --data FOLDER --ckpt WEIGHTS [--features KEPT] [--draws 20]
-    python benchmarks/belief.py coverage flowers17 --data FOLDER --ckpt WEIGHTS
+    python benchmarks/belief.py coverage flowers17 signs textures-copies --data FOLDER --ckpt WEIGHTS
 
 FOLDER has the data sets of SETS below. Features of the frozen network are computed once; with --features they
 are kept, as NAME-SPLIT.safetensors, for the next call. Each draw divides all images of a set by chance into
-as many training images as its training split has, and the others, which are judged.
+as many training images as its training split has, and the others, which are judged. Sets of GROUPED are
+divided by whole groups. NAME-copies has groups, too: 250 images of NAME, each as it is, cropped by 3 pixels
+and scaled back, mirrored and 10 % brighter; 150 of them to train on.
 
 `coverage`: how often the label is among the classes of at least the stored probability, for a delivered probe
-(each training image left out in turn) and for a head trained by gradient descent (every fifth training image
-is its dev part). "Set" is what is printed: the likeliest class is in it even where it is below.
+(each training image left out in turn), for a head trained by gradient descent on all images but every fifth,
+its dev part ("trained"), and for one trained on all of them, calibrated by five folds ("folds"). "Set" is
+what is printed: the likeliest class is in it even where it is below. "Flagged" are judged images beyond the
+stored distance. Of sets with groups also what comes of leaving out, or holding out, rows instead.
 
 `unknown`: AUROC of the distance, and of the highest logit of the probe beside it, between images of the
 classes known in training and of others: five classes of flowers17 held out in each draw, and whole data sets.
@@ -22,6 +26,8 @@ the temperature.
 """
 
 import argparse
+import io
+import json
 import subprocess
 import sys
 import tempfile
@@ -29,7 +35,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
+from PIL import Image, ImageEnhance, ImageOps
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from vitcli.evaluation.belief import selective
@@ -39,7 +48,7 @@ from vitcli.evaluation.belief.stored import Belief
 from vitcli.evaluation.belief.temperature import losses, probabilities
 from vitcli.evaluation.class_metrics import one_against_rest
 from vitcli.evaluation.statistics import reliability
-from vitcli.training.methods.believing import Outputs, of_network, of_probe
+from vitcli.training.methods.believing import OutOfFold, Outputs, left_out_of, of_folds, of_network, of_probe
 from vitcli.training.methods.probe_head import closed_form_head
 
 SETS = {  # folder, the splits that are pooled, further words of `vit embed`
@@ -47,8 +56,17 @@ SETS = {  # folder, the splits that are pooled, further words of `vit embed`
     "cifar10": ("cifar10", ("train[:2000]", "test[:1000]"), ()),
     "coil20": ("coil20_azimuth", ("train", "test"), ("--set", "data.label_column=label")),
     "sprites": ("sprites_synthetic", ("train", "test"), ("--set", "data.label_column=label")),
+    "signs": ("signs_gtsrb22", ("train", "test"), ()),
+    "xray": ("xray_pneumonia3", ("train", "test"), ()),
+    "textures": ("textures_dtd10", ("train", "test"), ()),
+    "scenes": ("scenes_intel6", ("train", "test"), ()),
+    "sketches": ("sketches_pacs7", ("train", "test"), ()),
+    "tiles": ("tiles_magnetic6", ("train", "test"), ()),
     "imagenet_val_227": ("imagenet_val_227", ("validation",), ()),
 }
+GROUPED = {"signs", "xray", "tiles"}  # by a column `group`
+COPIES, NUM_PHOTOS, NUM_TRAIN_PHOTOS = "-copies", 250, 150
+NUM_FOLDS = 5
 NUM_UNKNOWN = 5  # classes of flowers17
 NUM_STEPS, LR = 300, 0.05  # of a trained head: it fits all its training images and is overconfident
 DEV_PART = SimpleNamespace(name="dev part", fingerprint=None)
@@ -65,17 +83,81 @@ def split_of(name: str, args: argparse.Namespace, split: str) -> dict[str, np.nd
     return load_file(out)
 
 
+def copies_of(name: str, args: argparse.Namespace) -> dict[str, np.ndarray]:
+    """Return features, labels and groups of three copies of some images of a set."""
+    out = args.features / f"{name}{COPIES}.safetensors"
+    if not out.exists():
+        folder, splits, words = SETS[name]
+        column = next((word.partition("=")[2] for word in words if "label_column" in word), "label")
+        files = [file for split in splits for file in _tables(args, folder, split.partition("[")[0])]
+        table = pq.read_table(files, columns=["image", column])
+        rows = np.sort(np.random.default_rng(0).choice(len(table), NUM_PHOTOS, replace=False))
+        with tempfile.TemporaryDirectory() as root:
+            for row, entry in zip(rows, table.take(rows).to_pylist(), strict=True):
+                _write_copies(Path(root) / "train" / f"{entry[column]:03}", row, entry["image"]["bytes"])
+            words = ("--ckpt", args.ckpt, "--dataset", root, "--split", "train", "--out", str(out), "--quiet")
+            subprocess.run([sys.executable, "-m", "vitcli", "embed", *words], check=True)
+    with safe_open(out, "np") as opened:
+        places = json.loads(opened.metadata()["paths"])
+    groups = [int(Path(place).name.partition("_")[0]) for place in places]
+    return load_file(out) | {"groups": np.array(groups)}
+
+
+def _write_copies(folder: Path, row: int, content: bytes) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    image = Image.open(io.BytesIO(content)).convert("RGB")
+    cropped = image.crop((3, 3, image.width - 3, image.height - 3)).resize(
+        image.size, Image.Resampling.BICUBIC
+    )
+    brighter = ImageEnhance.Brightness(ImageOps.mirror(image)).enhance(1.1)
+    for number, copy in enumerate((image, cropped, brighter)):
+        copy.save(folder / f"{row:05}_{number}.png")
+
+
+def _tables(args: argparse.Namespace, folder: str, split: str) -> list[Path]:
+    return sorted(Path(args.data, folder).glob(f"{split}*.parquet"))
+
+
+def groups_of(name: str, args: argparse.Namespace, num_rows: int) -> np.ndarray:
+    """Return the group of each of the pooled images; of sets without any each is one by itself."""
+    if name.endswith(COPIES):
+        return copies_of(name.removesuffix(COPIES), args)["groups"]
+    if name not in GROUPED:
+        return np.arange(num_rows)
+    folder, splits, _ = SETS[name]
+    files = [file for split in splits for file in _tables(args, folder, split)]
+    names = [group for file in files for group in pq.read_table(file, columns=["group"])["group"].to_pylist()]
+    return np.unique(names, return_inverse=True)[1]
+
+
 def pooled(name: str, args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray, int]:
     """Return features and labels of all images, and how many of them are training images."""
+    if name.endswith(COPIES):
+        copies = copies_of(name.removesuffix(COPIES), args)
+        return copies["features"], copies["labels"].ravel(), 3 * NUM_TRAIN_PHOTOS
     parts = [split_of(name, args, split) for split in SETS[name][1]]
     features_ND = np.concatenate([part["features"] for part in parts])
     labels_N = np.concatenate([part["labels"].ravel() for part in parts])
     return features_ND, labels_N, len(parts[0]["labels"])
 
 
-def divided(num_rows: int, num_train: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    order_N = np.random.default_rng(seed).permutation(num_rows)
-    return order_N[:num_train], order_N[num_train:]
+def divided(groups_N: np.ndarray, num_train: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows to train on and to judge by, of whole groups in an order by chance."""
+    _, group_of_row_N, sizes_G = np.unique(groups_N, return_inverse=True, return_counts=True)
+    order_G = np.random.default_rng(seed).permutation(len(sizes_G))
+    chosen = order_G[sizes_G[order_G].cumsum() <= num_train]
+    is_train_N = np.isin(group_of_row_N, chosen)
+    return np.flatnonzero(is_train_N), np.flatnonzero(~is_train_N)
+
+
+def folds_of(labels_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+    """Return the fold of each row: every fifth group by chance, in the order of the classes."""
+    _, first_G, group_of_row_N = np.unique(groups_N, return_index=True, return_inverse=True)
+    order_G = np.random.default_rng(0).permutation(len(first_G))
+    order_G = order_G[np.argsort(labels_N[first_G][order_G], kind="stable")]
+    fold_G = np.empty(len(first_G), dtype=np.int64)
+    fold_G[order_G] = np.arange(len(first_G)) % NUM_FOLDS
+    return fold_G[group_of_row_N]
 
 
 def outputs(features_ND: np.ndarray, labels_N: np.ndarray, layer: tuple[torch.Tensor, torch.Tensor]):
@@ -99,19 +181,45 @@ def trained_head(features_ND: np.ndarray, labels_N: np.ndarray, num_classes: int
     return weight_KD, layer.bias.detach() - weight_KD @ mean_D
 
 
-def of_kind(kind: str, features_ND: np.ndarray, labels_N: np.ndarray, num_classes: int):
+def of_kind(
+    kind: str,
+    features_ND: np.ndarray,
+    labels_N: np.ndarray,
+    num_classes: int,
+    groups_N: np.ndarray | None = None,
+):
     """Return what a run stores that delivers a probe or a trained head, and its last layer."""
-    none_yet = Outputs(features_ND, np.zeros((len(labels_N), num_classes), np.float32), labels_N, None)
     if kind == "probe":
-        nothing = Outputs(features_ND[:0], none_yet.logits_NK[:0], labels_N[:0], None)
-        about = {"num_classes": num_classes, "loss": "softmax", "groups_N": None}
+        none_yet_NK = np.zeros((len(labels_N), num_classes), np.float32)
+        rows = (slice(None), slice(0))  # training images, and no images to choose by
+        parts = [
+            Outputs(
+                features_ND[part],
+                none_yet_NK[part],
+                labels_N[part],
+                None if groups_N is None else groups_N[part],
+            )
+            for part in rows
+        ]
+        about = {"num_classes": num_classes, "loss": "softmax", "groups_N": groups_N}
         head = closed_form_head(torch.from_numpy(features_ND), labels_N, **about)
-        stored = of_probe(none_yet, nothing, loss="softmax", balance="none")
-        return stored, (head.weight_KD, head.bias_K)
-    is_dev_N = np.arange(len(labels_N)) % 5 == 0
-    layer = trained_head(features_ND[~is_dev_N], labels_N[~is_dev_N], num_classes)
-    train, dev = (outputs(features_ND[rows], labels_N[rows], layer) for rows in (~is_dev_N, is_dev_N))
-    return of_network(train, dev, DEV_PART), layer
+        return of_probe(*parts, loss="softmax", balance="none"), (head.weight_KD, head.bias_K)
+    fold_N = folds_of(labels_N, np.arange(len(labels_N)) if groups_N is None else groups_N)
+    if kind == "trained":
+        is_dev_N = fold_N == 0
+        layer = trained_head(features_ND[~is_dev_N], labels_N[~is_dev_N], num_classes)
+        train, dev = (outputs(features_ND[rows], labels_N[rows], layer) for rows in (~is_dev_N, is_dev_N))
+        return of_network(train, dev, DEV_PART), layer
+    parts = []
+    for fold in range(NUM_FOLDS):
+        is_out_N = fold_N == fold
+        layer = trained_head(features_ND[~is_out_N], labels_N[~is_out_N], num_classes)
+        train, held = (outputs(features_ND[rows], labels_N[rows], layer) for rows in (~is_out_N, is_out_N))
+        parts.append(left_out_of(train, held, np.arange(len(held.labels_N))))
+    layer = trained_head(features_ND, labels_N, num_classes)
+    columns = [[getattr(part, name) for part in parts] for name in ("logits_MK", "labels_M", "distances_M")]
+    out_of_fold = OutOfFold(*map(np.concatenate, columns))
+    return of_folds(outputs(features_ND, labels_N, layer), out_of_fold, "folds"), layer
 
 
 def judged(stored: Belief, tests: Outputs) -> dict[str, float]:
@@ -119,7 +227,9 @@ def judged(stored: Belief, tests: Outputs) -> dict[str, float]:
     p_NK, labels_N = probabilities(tests.logits_NK, temperature=stored.temperature), tests.labels_N
     is_right_N = tests.logits_NK.argmax(axis=1) == labels_N
     of_labels_N = p_NK[np.arange(len(labels_N)), labels_N]
-    row = {"top1": float(is_right_N.mean()), "temperature": stored.temperature}
+    row = {"top1": float(is_right_N.mean()), "temperature": stored.temperature, "flagged": np.nan}
+    if stored.statistics is not None and len(tests.features_ND):
+        row["flagged"] = float((stored.statistics.distances(tests.features_ND) > stored.distance).mean())
     for level in LEVELS:
         least = stored.sets[level]
         row[f"threshold {level}"] = float((of_labels_N >= (0 if least is None else least)).mean())
@@ -143,13 +253,22 @@ def judged(stored: Belief, tests: Outputs) -> dict[str, float]:
     return row
 
 
-def draws_of(name: str, kind: str, args: argparse.Namespace) -> tuple[list[dict[str, float]], int]:
-    """Return what each draw of a set comes to, and how many images judge it."""
+def draws_of(
+    name: str, kind: str, args: argparse.Namespace, *, by_rows: bool = False
+) -> tuple[list[dict[str, float]], int]:
+    """Return what each draw of a set comes to, and how many images judge it.
+
+    Args:
+        by_rows: take no notice of groups but in the choice of the images that judge.
+    """
     features_ND, labels_N, num_train = pooled(name, args)
+    groups_N = groups_of(name, args, len(labels_N))
+    has_groups = not by_rows and len(np.unique(groups_N)) < len(groups_N)
     rows = []
     for seed in range(args.draws):
-        train, test = divided(len(labels_N), num_train, seed)
-        stored, layer = of_kind(kind, features_ND[train], labels_N[train], int(labels_N.max()) + 1)
+        train, test = divided(groups_N, num_train, seed)
+        of_train = features_ND[train], labels_N[train], int(labels_N.max()) + 1
+        stored, layer = of_kind(kind, *of_train, groups_N[train] if has_groups else None)
         rows.append(judged(stored, outputs(features_ND[test], labels_N[test], layer)))
     return rows, len(labels_N) - num_train
 
@@ -160,31 +279,40 @@ def imagenet_draws(args: argparse.Namespace) -> tuple[list[dict[str, float]], in
     features_ND, logits_NK, labels_N = images["features"], images["logits"], images["labels"].ravel()
     rows = []
     for seed in range(args.draws):
-        chosen, test = divided(len(labels_N), len(labels_N) // 2, seed)
+        chosen, test = divided(np.arange(len(labels_N)), len(labels_N) // 2, seed)
         stored = Belief(*fitted(logits_NK[chosen], labels_N[chosen]), (), len(chosen), "half")
         rows.append(judged(stored, Outputs(features_ND[test], logits_NK[test], labels_N[test], None)))
     return rows, len(labels_N) - len(labels_N) // 2
 
 
 def print_coverage(names: list[str], args: argparse.Namespace) -> None:
-    print("| data | head | promised | one draw ± | by the threshold | as printed | classes | top-1 |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name, kind in ((name, kind) for name in names for kind in ("probe", "trained")):
-        if name != "imagenet_val_227":
-            rows, num_tests = draws_of(name, kind, args)
-        elif kind == "trained":
-            rows, num_tests = imagenet_draws(args)
-        else:
+    columns = "promised | one draw ± | by the threshold | as printed | classes | flagged | top-1"
+    print(f"| data | groups | head | {columns} |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for name in names:
+        if name == "imagenet_val_227":
+            print_levels(f"{name} | none | its own", *imagenet_draws(args))
             continue
-        mean = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
-        for level in LEVELS:
-            error = np.sqrt(level * (100 - level) / num_tests)
-            print(
-                f"| {name} | {kind} | {level} % | {error:.1f} | {100 * mean[f'threshold {level}']:.1f} % "
-                f"| {100 * mean[f'set {level}']:.1f} % | {mean[f'size {level}']:.2f} "
-                f"| {100 * mean['top1']:.1f} % |",
-                flush=True,
+        has_groups = name in GROUPED or name.endswith(COPIES)
+        for kind in ("probe", "trained", "folds"):
+            print_levels(
+                f"{name} | {'whole' if has_groups else 'none'} | {kind}", *draws_of(name, kind, args)
             )
+            if has_groups:
+                print_levels(f"{name} | ignored | {kind}", *draws_of(name, kind, args, by_rows=True))
+
+
+def print_levels(words: str, rows: list[dict[str, float]], num_tests: int) -> None:
+    """Print a line of the table for each level, of means over the draws."""
+    mean = {key: float(np.mean([row.get(key, np.nan) for row in rows])) for key in rows[0]}
+    for level in LEVELS:
+        error = np.sqrt(level * (100 - level) / num_tests)
+        print(
+            f"| {words} | {level} % | {error:.1f} | {100 * mean[f'threshold {level}']:.1f} % "
+            f"| {100 * mean[f'set {level}']:.1f} % | {mean[f'size {level}']:.2f} "
+            f"| {100 * mean['flagged']:.1f} % | {100 * mean['top1']:.1f} % |",
+            flush=True,
+        )
 
 
 def print_thresholds(names: list[str], args: argparse.Namespace) -> None:
@@ -248,7 +376,7 @@ def print_unknown(names: list[str], args: argparse.Namespace) -> None:
                 unknown_MD = pooled(other, args)[0]
                 rows = []
                 for seed in range(args.draws):
-                    train, test = divided(len(labels_N), num_train, seed)
+                    train, test = divided(np.arange(len(labels_N)), num_train, seed)
                     known = (features_ND[train], labels_N[train], features_ND[test])
                     rows.append(known_and_unknown(*known, unknown_MD))
                 print_row(name, other, rows)
@@ -261,7 +389,7 @@ def without_classes(features_ND: np.ndarray, labels_N: np.ndarray, num_train: in
     unknown = np.random.default_rng(seed).choice(num_classes, count, replace=False)
     is_known_N = ~np.isin(labels_N, unknown)
     of_known_K = np.cumsum(~np.isin(np.arange(num_classes), unknown)) - 1
-    train, test = divided(len(labels_N), num_train, seed)
+    train, test = divided(np.arange(len(labels_N)), num_train, seed)
     train, test = train[is_known_N[train]], test[is_known_N[test]]
     known = (features_ND[train], of_known_K[labels_N[train]], features_ND[test])
     return known_and_unknown(*known, features_ND[~is_known_N])
