@@ -67,6 +67,7 @@ SETS = {  # folder, the splits that are pooled, further words of `vit embed`
 GROUPED = {"signs", "xray", "tiles"}  # by a column `group`
 COPIES, NUM_PHOTOS, NUM_TRAIN_PHOTOS = "-copies", 250, 150
 NUM_FOLDS = 5
+HEADS = ("probe", "trained", "folds")
 NUM_UNKNOWN = 5  # classes of flowers17
 NUM_STEPS, LR = 300, 0.05  # of a trained head: it fits all its training images and is overconfident
 DEV_PART = SimpleNamespace(name="dev part", fingerprint=None)
@@ -77,9 +78,7 @@ def split_of(name: str, args: argparse.Namespace, split: str) -> dict[str, np.nd
     folder, _, words = SETS[name]
     out = args.features / f"{name}-{split.partition('[')[0]}.safetensors"
     if not out.exists():
-        words = ("--ckpt", args.ckpt, "--dataset", f"{args.data}/{folder}", "--split", split, *words)
-        whole = [sys.executable, "-m", "vitcli", "embed", *words, "--out", str(out), "--quiet"]
-        subprocess.run(whole, check=True)
+        embed(f"{args.data}/{folder}", split, args, out, *words)
     return load_file(out)
 
 
@@ -95,8 +94,7 @@ def copies_of(name: str, args: argparse.Namespace) -> dict[str, np.ndarray]:
         with tempfile.TemporaryDirectory() as root:
             for row, entry in zip(rows, table.take(rows).to_pylist(), strict=True):
                 _write_copies(Path(root) / "train" / f"{entry[column]:03}", row, entry["image"]["bytes"])
-            words = ("--ckpt", args.ckpt, "--dataset", root, "--split", "train", "--out", str(out), "--quiet")
-            subprocess.run([sys.executable, "-m", "vitcli", "embed", *words], check=True)
+            embed(root, "train", args, out)
     with safe_open(out, "np") as opened:
         places = json.loads(opened.metadata()["paths"])
     groups = [int(Path(place).name.partition("_")[0]) for place in places]
@@ -128,6 +126,13 @@ def groups_of(name: str, args: argparse.Namespace, num_rows: int) -> np.ndarray:
     files = [file for split in splits for file in _tables(args, folder, split)]
     names = [group for file in files for group in pq.read_table(file, columns=["group"])["group"].to_pylist()]
     return np.unique(names, return_inverse=True)[1]
+
+
+def embed(dataset: str, split: str, args: argparse.Namespace, out: Path, *words: str) -> None:
+    """Write features and labels of a split."""
+    words = ("--ckpt", args.ckpt, "--dataset", dataset, "--split", split, "--res", str(args.res), *words)
+    whole = [sys.executable, "-m", "vitcli", "embed", *words, "--out", str(out), "--json", "--quiet"]
+    subprocess.run(whole, check=True, stdout=subprocess.DEVNULL)
 
 
 def pooled(name: str, args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray, int]:
@@ -294,7 +299,7 @@ def print_coverage(names: list[str], args: argparse.Namespace) -> None:
             print_levels(f"{name} | none | its own", *imagenet_draws(args))
             continue
         has_groups = name in GROUPED or name.endswith(COPIES)
-        for kind in ("probe", "trained", "folds"):
+        for kind in args.heads:
             print_levels(
                 f"{name} | {'whole' if has_groups else 'none'} | {kind}", *draws_of(name, kind, args)
             )
@@ -418,6 +423,8 @@ def main() -> None:
     parser.add_argument("--ckpt")
     parser.add_argument("--features", type=Path, help="a folder that keeps the features")
     parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--res", type=int, default=224, help="pixels; kept features are those of one size")
+    parser.add_argument("--heads", nargs="+", choices=HEADS, default=HEADS, help="of `coverage`")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         args.features = args.features or Path(folder)
