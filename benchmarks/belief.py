@@ -1,15 +1,19 @@
 """What a finished run stores about believing its predictions, against images that it has not seen.
 
     python benchmarks/belief.py --data FOLDER --ckpt WEIGHTS [--features KEPT] [--draws 20]
-    python benchmarks/belief.py coverage flowers17 --data FOLDER --ckpt WEIGHTS
+    python benchmarks/belief.py coverage flowers17 signs textures-copies --data FOLDER --ckpt WEIGHTS
 
 FOLDER has the data sets of SETS below. Features of the frozen network are computed once; with --features they
 are kept, as NAME-SPLIT.safetensors, for the next call. Each draw divides all images of a set by chance into
-as many training images as its training split has, and the others, which are judged.
+as many training images as its training split has, and the others, which are judged. Sets of GROUPED are
+divided by whole groups. NAME-copies has groups, too: 250 images of NAME, each as it is, cropped by 3 pixels
+and scaled back, mirrored and 10 % brighter; 150 of them to train on.
 
 `coverage`: how often the label is among the classes of at least the stored probability, for a delivered probe
-(each training image left out in turn) and for a head trained by gradient descent (every fifth training image
-is its dev part). "Set" is what is printed: the likeliest class is in it even where it is below.
+(each training image left out in turn), for a head trained by gradient descent on all images but every fifth,
+its dev part ("trained"), and for one trained on all of them, calibrated by five folds ("folds"). "Set" is
+what is printed: the likeliest class is in it even where it is below. "Flagged" are judged images beyond the
+stored distance. Of sets with groups also what comes of leaving out, or holding out, rows instead.
 
 `unknown`: AUROC of the stored score, of the distance alone at a shrinkage of 0.01, and of the highest
 probability, between test images of the classes known in training and others: the classes that each draw
@@ -23,6 +27,8 @@ the temperature.
 """
 
 import argparse
+import io
+import json
 import subprocess
 import sys
 import tempfile
@@ -32,7 +38,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
+from PIL import Image, ImageEnhance, ImageOps
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from vitcli.evaluation.belief import selective
@@ -42,7 +51,7 @@ from vitcli.evaluation.belief.results import fitted
 from vitcli.evaluation.belief.stored import Belief
 from vitcli.evaluation.belief.temperature import losses, probabilities
 from vitcli.evaluation.statistics import reliability
-from vitcli.training.methods.believing import Outputs, of_network, of_probe
+from vitcli.training.methods.believing import OutOfFold, Outputs, left_out_of, of_folds, of_network, of_probe
 from vitcli.training.methods.probe_head import closed_form_head
 
 OF_LABEL = ("--set", "data.label_column=label")
@@ -70,6 +79,10 @@ TUNING = (
 )  # docs/evidence/finetuning-protocol.md
 CHECKING = ("textures", "scenes", "sketches", "tiles", "birds")
 SHOTS = (5, 20, None)  # training images of each class known to the `unknown` part; None: all
+GROUPED = {"signs", "xray", "tiles"}  # by a column `group`
+COPIES, NUM_PHOTOS, NUM_TRAIN_PHOTOS = "-copies", 250, 150
+NUM_FOLDS = 5
+HEADS = ("probe", "trained", "folds")
 NUM_UNKNOWN = 5  # classes that are held out, or a third of fewer than 15
 NUM_STEPS, LR = 300, 0.05  # of a trained head: it fits all its training images and is overconfident
 DEV_PART = SimpleNamespace(name="dev part", fingerprint=None)
@@ -80,23 +93,91 @@ def split_of(name: str, args: argparse.Namespace, split: str) -> dict[str, np.nd
     folder, _, words = SETS[name]
     out = args.features / f"{name}-{split.partition('[')[0]}.safetensors"
     if not out.exists():
-        words = ("--ckpt", args.ckpt, "--dataset", f"{args.data}/{folder}", "--split", split, *words)
-        whole = [sys.executable, "-m", "vitcli", "embed", *words, "--out", str(out), "--quiet"]
-        subprocess.run(whole, check=True)
+        embed(f"{args.data}/{folder}", split, args, out, *words)
     return load_file(out)
+
+
+def copies_of(name: str, args: argparse.Namespace) -> dict[str, np.ndarray]:
+    """Return features, labels and groups of three copies of some images of a set."""
+    out = args.features / f"{name}{COPIES}.safetensors"
+    if not out.exists():
+        folder, splits, words = SETS[name]
+        column = next((word.partition("=")[2] for word in words if "label_column" in word), "label")
+        files = [file for split in splits for file in _tables(args, folder, split.partition("[")[0])]
+        table = pq.read_table(files, columns=["image", column])
+        rows = np.sort(np.random.default_rng(0).choice(len(table), NUM_PHOTOS, replace=False))
+        with tempfile.TemporaryDirectory() as root:
+            for row, entry in zip(rows, table.take(rows).to_pylist(), strict=True):
+                _write_copies(Path(root) / "train" / f"{entry[column]:03}", row, entry["image"]["bytes"])
+            embed(root, "train", args, out)
+    with safe_open(out, "np") as opened:
+        places = json.loads(opened.metadata()["paths"])
+    groups = [int(Path(place).name.partition("_")[0]) for place in places]
+    return load_file(out) | {"groups": np.array(groups)}
+
+
+def _write_copies(folder: Path, row: int, content: bytes) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    image = Image.open(io.BytesIO(content)).convert("RGB")
+    cropped = image.crop((3, 3, image.width - 3, image.height - 3)).resize(
+        image.size, Image.Resampling.BICUBIC
+    )
+    brighter = ImageEnhance.Brightness(ImageOps.mirror(image)).enhance(1.1)
+    for number, copy in enumerate((image, cropped, brighter)):
+        copy.save(folder / f"{row:05}_{number}.png")
+
+
+def _tables(args: argparse.Namespace, folder: str, split: str) -> list[Path]:
+    return sorted(Path(args.data, folder).glob(f"{split}*.parquet"))
+
+
+def groups_of(name: str, args: argparse.Namespace, num_rows: int) -> np.ndarray:
+    """Return the group of each of the pooled images; of sets without any each is one by itself."""
+    if name.endswith(COPIES):
+        return copies_of(name.removesuffix(COPIES), args)["groups"]
+    if name not in GROUPED:
+        return np.arange(num_rows)
+    folder, splits, _ = SETS[name]
+    files = [file for split in splits for file in _tables(args, folder, split)]
+    names = [group for file in files for group in pq.read_table(file, columns=["group"])["group"].to_pylist()]
+    return np.unique(names, return_inverse=True)[1]
+
+
+def embed(dataset: str, split: str, args: argparse.Namespace, out: Path, *words: str) -> None:
+    """Write features and labels of a split."""
+    words = ("--ckpt", args.ckpt, "--dataset", dataset, "--split", split, "--res", str(args.res), *words)
+    whole = [sys.executable, "-m", "vitcli", "embed", *words, "--out", str(out), "--json", "--quiet"]
+    subprocess.run(whole, check=True, stdout=subprocess.DEVNULL)
 
 
 def pooled(name: str, args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray, int]:
     """Return features and labels of all images, and how many of them are training images."""
+    if name.endswith(COPIES):
+        copies = copies_of(name.removesuffix(COPIES), args)
+        return copies["features"], copies["labels"].ravel(), 3 * NUM_TRAIN_PHOTOS
     parts = [split_of(name, args, split) for split in SETS[name][1]]
     features_ND = np.concatenate([part["features"] for part in parts])
     labels_N = np.concatenate([part["labels"].ravel() for part in parts])
     return features_ND, labels_N, len(parts[0]["labels"])
 
 
-def divided(num_rows: int, num_train: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    order_N = np.random.default_rng(seed).permutation(num_rows)
-    return order_N[:num_train], order_N[num_train:]
+def divided(groups_N: np.ndarray, num_train: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows to train on and to judge by, of whole groups in an order by chance."""
+    _, group_of_row_N, sizes_G = np.unique(groups_N, return_inverse=True, return_counts=True)
+    order_G = np.random.default_rng(seed).permutation(len(sizes_G))
+    chosen = order_G[sizes_G[order_G].cumsum() <= num_train]
+    is_train_N = np.isin(group_of_row_N, chosen)
+    return np.flatnonzero(is_train_N), np.flatnonzero(~is_train_N)
+
+
+def folds_of(labels_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+    """Return the fold of each row: every fifth group by chance, in the order of the classes."""
+    _, first_G, group_of_row_N = np.unique(groups_N, return_index=True, return_inverse=True)
+    order_G = np.random.default_rng(0).permutation(len(first_G))
+    order_G = order_G[np.argsort(labels_N[first_G][order_G], kind="stable")]
+    fold_G = np.empty(len(first_G), dtype=np.int64)
+    fold_G[order_G] = np.arange(len(first_G)) % NUM_FOLDS
+    return fold_G[group_of_row_N]
 
 
 def outputs(features_ND: np.ndarray, labels_N: np.ndarray, layer: tuple[torch.Tensor, torch.Tensor]):
@@ -120,19 +201,45 @@ def trained_head(features_ND: np.ndarray, labels_N: np.ndarray, num_classes: int
     return weight_KD, layer.bias.detach() - weight_KD @ mean_D
 
 
-def of_kind(kind: str, features_ND: np.ndarray, labels_N: np.ndarray, num_classes: int):
+def of_kind(
+    kind: str,
+    features_ND: np.ndarray,
+    labels_N: np.ndarray,
+    num_classes: int,
+    groups_N: np.ndarray | None = None,
+):
     """Return what a run stores that delivers a probe or a trained head, and its last layer."""
-    none_yet = Outputs(features_ND, np.zeros((len(labels_N), num_classes), np.float32), labels_N, None)
     if kind == "probe":
-        nothing = Outputs(features_ND[:0], none_yet.logits_NK[:0], labels_N[:0], None)
-        about = {"num_classes": num_classes, "loss": "softmax", "groups_N": None}
+        none_yet_NK = np.zeros((len(labels_N), num_classes), np.float32)
+        rows = (slice(None), slice(0))  # training images, and no images to choose by
+        parts = [
+            Outputs(
+                features_ND[part],
+                none_yet_NK[part],
+                labels_N[part],
+                None if groups_N is None else groups_N[part],
+            )
+            for part in rows
+        ]
+        about = {"num_classes": num_classes, "loss": "softmax", "groups_N": groups_N}
         head = closed_form_head(torch.from_numpy(features_ND), labels_N, **about)
-        stored = of_probe(none_yet, nothing, loss="softmax", balance="none")
-        return stored, (head.weight_KD, head.bias_K)
-    is_dev_N = np.arange(len(labels_N)) % 5 == 0
-    layer = trained_head(features_ND[~is_dev_N], labels_N[~is_dev_N], num_classes)
-    train, dev = (outputs(features_ND[rows], labels_N[rows], layer) for rows in (~is_dev_N, is_dev_N))
-    return of_network(train, dev, DEV_PART), layer
+        return of_probe(*parts, loss="softmax", balance="none"), (head.weight_KD, head.bias_K)
+    fold_N = folds_of(labels_N, np.arange(len(labels_N)) if groups_N is None else groups_N)
+    if kind == "trained":
+        is_dev_N = fold_N == 0
+        layer = trained_head(features_ND[~is_dev_N], labels_N[~is_dev_N], num_classes)
+        train, dev = (outputs(features_ND[rows], labels_N[rows], layer) for rows in (~is_dev_N, is_dev_N))
+        return of_network(train, dev, DEV_PART), layer
+    parts = []
+    for fold in range(NUM_FOLDS):
+        is_out_N = fold_N == fold
+        layer = trained_head(features_ND[~is_out_N], labels_N[~is_out_N], num_classes)
+        train, held = (outputs(features_ND[rows], labels_N[rows], layer) for rows in (~is_out_N, is_out_N))
+        parts.append(left_out_of(train, held, np.arange(len(held.labels_N))))
+    layer = trained_head(features_ND, labels_N, num_classes)
+    columns = [[getattr(part, name) for part in parts] for name in ("logits_MK", "labels_M", "distances_M")]
+    out_of_fold = OutOfFold(*map(np.concatenate, columns))
+    return of_folds(outputs(features_ND, labels_N, layer), out_of_fold, "folds"), layer
 
 
 def judged(stored: Belief, tests: Outputs) -> dict[str, float]:
@@ -140,7 +247,10 @@ def judged(stored: Belief, tests: Outputs) -> dict[str, float]:
     p_NK, labels_N = probabilities(tests.logits_NK, temperature=stored.temperature), tests.labels_N
     is_right_N = tests.logits_NK.argmax(axis=1) == labels_N
     of_labels_N = p_NK[np.arange(len(labels_N)), labels_N]
-    row = {"top1": float(is_right_N.mean()), "temperature": stored.temperature}
+    row = {"top1": float(is_right_N.mean()), "temperature": stored.temperature, "flagged": np.nan}
+    if stored.statistics is not None and len(tests.features_ND):
+        scores_N = stored.unlike.of(stored.statistics, tests.features_ND, p_NK)
+        row["flagged"] = float((scores_N > stored.distance).mean())
     for level in LEVELS:
         least = stored.sets[level]
         row[f"threshold {level}"] = float((of_labels_N >= (0 if least is None else least)).mean())
@@ -164,13 +274,22 @@ def judged(stored: Belief, tests: Outputs) -> dict[str, float]:
     return row
 
 
-def draws_of(name: str, kind: str, args: argparse.Namespace) -> tuple[list[dict[str, float]], int]:
-    """Return what each draw of a set comes to, and how many images judge it."""
+def draws_of(
+    name: str, kind: str, args: argparse.Namespace, *, by_rows: bool = False
+) -> tuple[list[dict[str, float]], int]:
+    """Return what each draw of a set comes to, and how many images judge it.
+
+    Args:
+        by_rows: take no notice of groups but in the choice of the images that judge.
+    """
     features_ND, labels_N, num_train = pooled(name, args)
+    groups_N = groups_of(name, args, len(labels_N))
+    has_groups = not by_rows and len(np.unique(groups_N)) < len(groups_N)
     rows = []
     for seed in range(args.draws):
-        train, test = divided(len(labels_N), num_train, seed)
-        stored, layer = of_kind(kind, features_ND[train], labels_N[train], int(labels_N.max()) + 1)
+        train, test = divided(groups_N, num_train, seed)
+        of_train = features_ND[train], labels_N[train], int(labels_N.max()) + 1
+        stored, layer = of_kind(kind, *of_train, groups_N[train] if has_groups else None)
         rows.append(judged(stored, outputs(features_ND[test], labels_N[test], layer)))
     return rows, len(labels_N) - num_train
 
@@ -181,31 +300,40 @@ def imagenet_draws(args: argparse.Namespace) -> tuple[list[dict[str, float]], in
     features_ND, logits_NK, labels_N = images["features"], images["logits"], images["labels"].ravel()
     rows = []
     for seed in range(args.draws):
-        chosen, test = divided(len(labels_N), len(labels_N) // 2, seed)
+        chosen, test = divided(np.arange(len(labels_N)), len(labels_N) // 2, seed)
         stored = Belief(*fitted(logits_NK[chosen], labels_N[chosen]), (), len(chosen), "half")
         rows.append(judged(stored, Outputs(features_ND[test], logits_NK[test], labels_N[test], None)))
     return rows, len(labels_N) - len(labels_N) // 2
 
 
 def print_coverage(names: list[str], args: argparse.Namespace) -> None:
-    print("| data | head | promised | one draw ± | by the threshold | as printed | classes | top-1 |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name, kind in ((name, kind) for name in names for kind in ("probe", "trained")):
-        if name != "imagenet_val_227":
-            rows, num_tests = draws_of(name, kind, args)
-        elif kind == "trained":
-            rows, num_tests = imagenet_draws(args)
-        else:
+    columns = "promised | one draw ± | by the threshold | as printed | classes | flagged | top-1"
+    print(f"| data | groups | head | {columns} |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for name in names:
+        if name == "imagenet_val_227":
+            print_levels(f"{name} | none | its own", *imagenet_draws(args))
             continue
-        mean = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
-        for level in LEVELS:
-            error = np.sqrt(level * (100 - level) / num_tests)
-            print(
-                f"| {name} | {kind} | {level} % | {error:.1f} | {100 * mean[f'threshold {level}']:.1f} % "
-                f"| {100 * mean[f'set {level}']:.1f} % | {mean[f'size {level}']:.2f} "
-                f"| {100 * mean['top1']:.1f} % |",
-                flush=True,
+        has_groups = name in GROUPED or name.endswith(COPIES)
+        for kind in args.heads or HEADS:
+            print_levels(
+                f"{name} | {'whole' if has_groups else 'none'} | {kind}", *draws_of(name, kind, args)
             )
+            if has_groups:
+                print_levels(f"{name} | ignored | {kind}", *draws_of(name, kind, args, by_rows=True))
+
+
+def print_levels(words: str, rows: list[dict[str, float]], num_tests: int) -> None:
+    """Print a line of the table for each level, of means over the draws."""
+    mean = {key: float(np.mean([row.get(key, np.nan) for row in rows])) for key in rows[0]}
+    for level in LEVELS:
+        error = np.sqrt(level * (100 - level) / num_tests)
+        print(
+            f"| {words} | {level} % | {error:.1f} | {100 * mean[f'threshold {level}']:.1f} % "
+            f"| {100 * mean[f'set {level}']:.1f} % | {mean[f'size {level}']:.2f} "
+            f"| {100 * mean['flagged']:.1f} % | {100 * mean['top1']:.1f} % |",
+            flush=True,
+        )
 
 
 def print_thresholds(names: list[str], args: argparse.Namespace) -> None:
@@ -283,7 +411,7 @@ def print_unknown(names: list[str], args: argparse.Namespace) -> None:
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     below, count = 0, 0
-    for kind, name, shots in product(args.heads, names, SHOTS):
+    for kind, name, shots in product(args.heads or ["probe"], names, SHOTS):
         features_ND, labels_N = split_rows(name, args, 0)
         tests_ND, of_tests_N = split_rows(name, args, 1)
         others = {other: split_rows(other, args, 1)[0] for other in names if other != name}
@@ -342,7 +470,8 @@ def main() -> None:
     parser.add_argument("--ckpt")
     parser.add_argument("--features", type=Path, help="a folder that keeps the features")
     parser.add_argument("--draws", type=int, default=20)
-    parser.add_argument("--heads", nargs="+", choices=["probe", "trained"], default=["probe"])
+    parser.add_argument("--res", type=int, default=224, help="pixels; kept features are those of one size")
+    parser.add_argument("--heads", nargs="+", choices=HEADS, help="default: probe, of coverage all")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         args.features = args.features or Path(folder)

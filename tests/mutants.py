@@ -291,7 +291,7 @@ OF_RUNS = {
     ("vitcli/training/optim.py", "tests/training/test_optim.py"): {
         "biases are decayed": ("parameter.ndim >= 2 and", "parameter.ndim >= 1 and"),
         "embeddings are decayed": ("parameter.ndim >= 2 and not is_embedding", "parameter.ndim >= 2"),
-        "what timm spares is decayed": ("name in spared_by_timm or ", ""),
+        "what timm spares is decayed": ("is_embedding = is_of_timm or ", "is_embedding = "),
         "a plain running average": ("(1 - self.factor) / (1 - self.factor**num_updates)", "1 - self.factor"),
         "averaged weights stay in the model": (
             "            model.load_state_dict(trained)",

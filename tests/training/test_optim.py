@@ -11,6 +11,8 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 
 from tests.training.test_families import FAMILIES, SMALL
+from vitcli.models.build import TransformerOptions, architecture, build
+from vitcli.models.variants import VARIANTS
 from vitcli.recipe.schema import Optimizer
 from vitcli.training.optim import WeightAverage, build_optimizer, clip_by_global_norm, parameter_groups
 
@@ -58,25 +60,105 @@ def test_matrices_are_decayed_and_biases_norms_class_token_and_position_embeddin
 
 
 SWIN = dict(img_size=64, window_size=2, embed_dim=12, depths=(1, 2), num_heads=(2, 2))
-OF_TIMM = FAMILIES | {"Swin": ("swin_tiny_patch4_window7_224.ms_in1k", SWIN)}
+# With the families of test_families.py a network of every kind that timm groups in a way of its own.
+OF_TIMM = {name: (network, SMALL | args) for name, (network, args) in FAMILIES.items()} | {
+    "Swin": ("swin_tiny_patch4_window7_224.ms_in1k", SWIN),
+    "Swin v2": ("swinv2_tiny_window8_256.ms_in1k", SWIN | {"img_size": 64}),
+    "CaiT": ("cait_xxs24_224.fb_dist_in1k", SMALL),
+    "XCiT": ("xcit_nano_12_p16_224.fb_in1k", SMALL),
+    "DeiT": ("deit_tiny_patch16_224.fb_in1k", SMALL),
+    "hybrid": ("vit_tiny_r_s16_p8_224.augreg_in21k", SMALL),
+    "BiT": ("resnetv2_50x1_bit.goog_in21k", {}),
+    "convolutions with attention": ("botnet26t_256.c1_in1k", {}),  # tables below a module `pos_embed`
+    "EfficientNet": ("tf_efficientnet_b0.ns_jft_in1k", {}),
+    "MaxViT": ("maxvit_nano_rw_256.sw_in1k", {}),
+    "Hiera": ("hiera_tiny_224.mae", {}),
+    "ConvNeXt": ("convnext_atto.d2_in1k", {}),
+}
+QUICK = (
+    "AugReg",
+    "DeiT, distilled",
+    "EVA-02",
+    "BEiT",
+    "NaFlexViT",
+    "relative, shared",
+    "Swin",
+    "CaiT",
+    "hybrid",
+    "BiT",
+)
+MARKED = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in OF_TIMM]
 
 
-@pytest.mark.parametrize("family", OF_TIMM)
+def as_grouped(network: nn.Module, groups: list[dict]) -> dict[str, tuple[float, float]]:
+    """Return the weight decay and the fraction of the learning rate of each parameter by name."""
+    of = {id(parameter): name for name, parameter in network.named_parameters()}
+    return {of[id(p)]: (g["weight_decay"], g.get("lr_scale", 1.0)) for g in groups for p in g["params"]}
+
+
+def check_groups(network: nn.Module, *, besides: tuple[str, ...] = ()) -> int:
+    """Compare decay and rates with timm's; return of how many parameters.
+
+    Args:
+        besides: parts of the names of parameters that timm does not know, and gives to the last layer.
+    """
+    spared = network.no_weight_decay() if hasattr(network, "no_weight_decay") else ()
+    ours = partial(parameter_groups, network, weight_decay=0.1, decay_on="matrices")
+    theirs = {1.0: param_groups_weight_decay(network, 0.1, no_weight_decay_list=spared)}
+    theirs[0.7] = param_groups_layer_decay(network, 0.1, no_weight_decay_list=spared, layer_decay=0.7)
+    for layer_decay, groups in theirs.items():
+        expected, found = as_grouped(network, groups), as_grouped(network, ours(layer_decay=layer_decay))
+        known = {name for name in expected if not any(part in name.split(".") for part in besides)}
+        assert {name: found[name] for name in known} == {name: expected[name] for name in known}
+        assert found.keys() == expected.keys() == {name for name, _ in network.named_parameters()}
+        assert all(found[name][0] == 0 for name in expected.keys() - known)
+    return len(known)
+
+
+@pytest.mark.parametrize("family", MARKED)
 def test_every_family_of_timm_is_decayed_and_slowed_as_timm_groups_it(family):
     name, args = OF_TIMM[family]
     with torch.device("meta"):
-        network = timm.create_model(name, num_classes=2, **(args if family == "Swin" else SMALL | args))
-    of = {id(parameter): name for name, parameter in network.named_parameters()}
-    spared = network.no_weight_decay()
+        network = timm.create_model(name, num_classes=2, **args)
+    assert check_groups(network) == len(list(network.parameters()))
 
-    def by_name(groups) -> dict[str, tuple]:
-        return {of[id(p)]: (g["weight_decay"], g.get("lr_scale", 1.0)) for g in groups for p in g["params"]}
 
-    ours = partial(parameter_groups, network, weight_decay=0.1, decay_on="matrices")
-    theirs = param_groups_weight_decay(network, 0.1, no_weight_decay_list=spared)
-    assert by_name(ours(layer_decay=1.0)) == by_name(theirs)
-    theirs = param_groups_layer_decay(network, 0.1, no_weight_decay_list=spared, layer_decay=0.7)
-    assert by_name(ours(layer_decay=0.7)) == by_name(theirs)
+# What recipes change in a network of the paper, and how many parameters of it timm does not know.
+OF_THE_PAPER = {
+    "2-D positions": ({"posemb": "2d"}, 3),
+    "fixed positions": ({"posemb": "sincos2d"}, 0),
+    "positions at every layer": ({"posemb_at": "every_layer"}, 2),
+    "2-D positions at every layer, shared": ({"posemb": "2d", "posemb_at": "every_layer_shared"}, 3),
+    "relative positions": ({"posemb": "relative"}, 2),
+    "mean of tokens": ({"classifier": "gap"}, 0),
+    "a layer before the head": ({"pre_logits": True}, 0),
+}
+
+
+@pytest.mark.parametrize("option", OF_THE_PAPER)
+def test_the_papers_options_are_grouped_as_timm_groups_the_rest_of_the_network(option):
+    """timm knows no module `positions` and no `relative_embed`: they are embeddings, and never decayed.
+
+    It would give `positions` the rate of the head. Here they have that of the patch embedding, beside whose
+    tokens they stand (test_depth.py); `relative_embed` has the rate of its block.
+    """
+    changes, num_own = OF_THE_PAPER[option]
+    options = TransformerOptions(layers=2, hidden=32, heads=2, **changes)
+    arch = architecture("ViT-demo/8", image_size=(32, 32), num_classes=2, options=options)
+    network = build(arch, dropout=0.0)
+
+    num_known = check_groups(network, besides=("positions", "relative_embed"))
+    assert num_known == len(list(network.parameters())) - num_own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_network_of_the_papers_tables_is_grouped_as_timm_groups_it(variant):
+    arch = architecture(variant, image_size=(224, 224), num_classes=2)
+    with torch.device("meta"):
+        network = build(arch, dropout=0.0)
+
+    assert check_groups(network) == len(list(network.parameters()))
 
 
 def test_decay_on_all_means_every_parameter(vit):

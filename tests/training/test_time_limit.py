@@ -13,11 +13,13 @@ import pytest
 
 from tests.conftest import run, vit
 from tests.training.test_finetune import SMALL, fingerprint, when_logged
+from vitcli import recipe as recipes
 from vitcli.cli.train import minutes_of
+from vitcli.data.parts.held_out import FoldName
 from vitcli.errors import VitError
 from vitcli.training import loop, schedule
 from vitcli.training.methods import time_limit
-from vitcli.training.methods.time_limit import Scoring, TimeLimit
+from vitcli.training.methods.time_limit import Scoring, TimeLimit, scoring_of
 from vitcli.training.validation import PeriodicEvaluation
 
 
@@ -193,6 +195,30 @@ def test_the_forecast_counts_the_networks_that_a_probe_head_chooses_from(
     assert outcome.code == 0, outcome.err
     assert outcome.json["num_choice_examples"] == 6 and 59 <= a_second_a_step.now <= 61
     assert outcome.json["steps"] == 60 - 20 - 12
+
+
+@pytest.mark.parametrize(
+    ("eval_split", "believed_by", "expected"),
+    [
+        ("test", "eval", 7 + 60 + 7),  # scored, then the training images and these again to calibrate by
+        ("fold 2 of 3", "eval", 7 + 60 + 7),
+        ("fold 2 of 3", "choice", 7 + 60 + 30 + 7),  # and the fold for the network of all
+        ("dev_fraction of fold 2 of 3", "choice", 7 + 60 + 30),
+        ("3 folds", "eval", 60),  # the models of the folds have scored all of them
+    ],
+)
+def test_the_forecast_counts_the_images_that_calibrate(eval_split, believed_by, expected):
+    parts = {"train": [0] * 60, "eval": [0] * 7, "choice": [0] * 30}
+    recipe = recipes.load("finetune/default", [f"data.eval_split={eval_split}"], {"data.dataset": "photos"})
+    folds = FoldName.of(eval_split)
+    job = SimpleNamespace(
+        recipe=recipe, train_split=parts["train"], eval_split=parts["eval"], choice_split=parts["choice"],
+        belief_split=parts[believed_by], threshold_split=None, probe=None,
+        is_of_all_folds=folds is not None and folds.fold is None,
+        is_of_one_fold=folds is not None and folds.fold is not None and not folds.is_choice,
+    )  # fmt: skip
+
+    assert scoring_of(job).num_final == expected
 
 
 def test_a_stopped_run_follows_the_recorded_plan_to_the_same_bits(

@@ -38,6 +38,7 @@ DIVERGED = "diverged.json"  # instead of the summary of a trial whose loss was n
 WEIGHTS = "model.safetensors"
 PREDICTIONS, MISTAKES = "predictions.parquet", "mistakes.json"  # of the final evaluation
 NUMBERS = "numbers.parquet"  # instead, of a regression
+OUT_OF_FOLD = "out_of_fold.safetensors"  # of a run that is scored on a fold: logits to calibrate by
 CLASSES = "classes.txt"  # a name on each line, in the order of the head's outputs
 AVERAGE = "average.json"  # of an average of runs: of which, by which images, and what was asked for
 LOCK = ".vit.lock"
@@ -48,7 +49,7 @@ DRAWS = "draws.json"  # of a few-shot run: the rows it was fitted to
 AVERAGED = "average"  # of a sweep, the average of its runs
 CHECKOUT = Path(__file__).parents[2]  # the repository, if the package runs from one
 FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, TRACKING, "README.md", "config.json",
-         WEIGHTS, PREDICTIONS, NUMBERS, CLASSES, MISTAKES, AVERAGE, "draws.json", "table.txt",
+         WEIGHTS, PREDICTIONS, NUMBERS, OUT_OF_FOLD, CLASSES, MISTAKES, AVERAGE, "draws.json", "table.txt",
          "reproduce.json", "reproduce-real.json", *profile.FILES)  # fmt: skip
 # Of runs/ only the repetitions: the default folder of all runs has that name, too.
 FOLDERS = (CHECKPOINTS, "figures", ARMS, f"{ARMS}/*", f"{REPEATS}/seed-*", AVERAGED, FOLDS, f"{FOLDS}/*",

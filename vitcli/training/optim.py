@@ -11,6 +11,7 @@ is added to the gradient, as in BiT.
 import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from functools import cache
 
 import torch
@@ -22,8 +23,10 @@ from vitcli.recipe.schema import Optimizer as OptimizerSettings
 from vitcli.training.methods.depth import lr_scales
 
 # Parameters that are added to the tokens, not multiplied with them: no weight decay, like biases. A network
-# of timm names its own, such as tables of relative positions; these are of others, or wrap one.
-EMBEDDINGS = {"pos_embed", "positions", "relative_embed", "mask_token", "cls_token", "reg_token"}
+# of timm names its own, such as tables of relative positions; these are of others, or of one that is wrapped.
+# Last parts of names: a whole module called `pos_embed` may have weights like any other's.
+EMBEDDINGS = {"pos_embed", "relative_embed", "mask_token", "cls_token", "reg_token"}
+POSITIONS = "positions"  # the module of the paper's Table 8, whose parameters are all embeddings
 
 
 def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
@@ -109,7 +112,9 @@ def parameter_groups(
     members: dict[tuple[float, bool], list[nn.Parameter]] = {}  # by rate, and whether they are not decayed
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            is_embedding = name in spared_by_timm or EMBEDDINGS.intersection(name.split("."))
+            *modules, own_name = name.split(".")
+            is_of_timm = any(fnmatchcase(name, pattern) for pattern in spared_by_timm)
+            is_embedding = is_of_timm or own_name in EMBEDDINGS or POSITIONS in modules
             is_matrix = parameter.ndim >= 2 and not is_embedding
             is_spared = decay_on == "matrices" and not is_matrix
             members.setdefault((scales.get(name, 1.0), is_spared), []).append(parameter)

@@ -298,7 +298,7 @@ def write_sweep_results(
     """
     source = Path(delivered["run_dir"])
     names = (run_folder.WEIGHTS, "config.json", run_folder.CLASSES, run_folder.PREDICTIONS)
-    names += (run_folder.NUMBERS, run_folder.MISTAKES)
+    names += (run_folder.NUMBERS, run_folder.OUT_OF_FOLD, run_folder.MISTAKES)
     for name in filter(lambda name: (source / name).exists(), names):
         replace_file(folder.path / name, lambda path, name=name: _link(source / name, path))
     figures_dir = folder.path / "figures"

@@ -39,6 +39,7 @@ from vitcli.training import notes, schedule, tracking
 from vitcli.training.auto_batch_size import find_max_batch_size, max_part_on_gpu
 from vitcli.training.gradients import check_parts, exact_per_device_batch
 from vitcli.training.methods import resolutions
+from vitcli.training.methods.believing import OutOfFold
 from vitcli.training.methods.delivery import ALPHAS
 from vitcli.training.methods.depth import depths_of
 from vitcli.training.methods.held_out import hold_out
@@ -82,6 +83,8 @@ class RunOptions:
         has_siblings: whether other runs of a sweep train at the same time.
         scores_of_folds: of a run on all images, which are scored by the models of folds: function to metrics,
             the names of undecodable images, and predictions.
+        outputs_of_folds: of such a run, too: function to what these models say of a sample of the images, on
+            the first process only, and the name of these.
     """
 
     out: Path | None = None
@@ -105,6 +108,7 @@ class RunOptions:
     began_at: float = field(default_factory=time.monotonic)
     has_siblings: bool = False
     scores_of_folds: Callable[[], tuple[Metrics, list[str], Predictions]] | None = None
+    outputs_of_folds: Callable[[], tuple[OutOfFold, str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -187,6 +191,12 @@ class TrainingJob:
         """Whether every image is trained on, and the scores are those of the models of folds."""
         folds = FoldName.of(self.recipe.data.eval_split)
         return folds is not None and folds.fold is None
+
+    @property
+    def is_of_one_fold(self) -> bool:
+        """Whether the images to report on are a fold of the training images."""
+        folds = FoldName.of(self.recipe.data.eval_split)
+        return folds is not None and folds.fold is not None and not folds.is_choice
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of update number `step`, counted from 0."""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -29,8 +30,8 @@ from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.output.summaries import Probe
 from vitcli.output.text import compute_text, probe_head_text
-from vitcli.training.methods import refit
-from vitcli.training.methods.believing import believe
+from vitcli.training.methods import out_of_fold, refit
+from vitcli.training.methods.believing import OutputPasses, believe
 from vitcli.training.methods.imbalance import balance_of
 from vitcli.training.methods.lora import adapters_merged
 from vitcli.training.methods.probe_head import ClosedFormHead
@@ -226,18 +227,26 @@ class PeriodicEvaluation:
 
         Args:
             is_probe: whether that is the closed form on training images and images to choose by.
+
+        What the network of a fold says of it is written into the run folder.
         """
         job, split, recipe = self.job, self.job.belief_split, self.job.recipe
         if split is None:
             return None
-        probe = None
+        how = {}
         if is_probe:
-            split, probe = job.choice_split, {"loss": recipe.objective.loss, "balance": balance_of(recipe)}
+            split = job.choice_split
+            how["probe"] = {"loss": recipe.objective.loss, "balance": balance_of(recipe)}
+        elif job.is_of_all_folds:
+            how["folds"] = job.options.outputs_of_folds
         launch.enter("the feature pass of what may be believed")
         with self._evaluated_model() as model:
-            parts = model, job.train_split, split, self.preprocessing, self.settings
-            belief, skipped = believe(*parts, probe=probe)
-        self.state.skipped |= skipped
+            about = {"num_classes": job.start.arch.num_classes}
+            passes = OutputPasses(model, self.preprocessing, self.settings, **about)
+            belief = believe(passes, job.train_split, split, **how)
+            if job.is_of_one_fold:
+                self._keep_out_of_fold(passes)
+        self.state.skipped |= passes.skipped
         if isinstance(belief, str):
             job.progress.detail(f"no prediction sets are stored with the weights: {belief}")
             return None
@@ -246,6 +255,14 @@ class PeriodicEvaluation:
             few = "what is unlike the training images is hard to tell from these images"
             job.progress.detail(f"{few}: images of a class left out rank above others in {unlike.auroc:.0%}")
         return belief
+
+    def _keep_out_of_fold(self, passes: OutputPasses) -> None:
+        """Write what the network says of its fold, to calibrate the one of all folds."""
+        job = self.job
+        parts = [part for part in (job.train_split, job.choice_split, job.eval_split) if part is not None]
+        train, fold = passes.of(job.train_split), passes.of(job.eval_split)
+        write = partial(out_of_fold.write, self.run_dir, train, fold, num_images=sum(map(len, parts)))
+        job.runtime.on_main(write)
 
     def _predictions_of(self, split: Split) -> tuple[Predictions, list[str]]:
         num_classes = self.job.start.arch.num_classes

@@ -17,7 +17,7 @@ from vitcli.evaluation.belief.temperature import probabilities
 from vitcli.features.least_squares import BIAS
 from vitcli.output.text import probe_head_text
 from vitcli.training.methods import probe_head
-from vitcli.training.methods.believing import Outputs, believe, of_probe
+from vitcli.training.methods.believing import OutputPasses, Outputs, believe, of_probe
 from vitcli.training.methods.held_out import hold_out
 from vitcli.training.methods.probe_head import closed_form_head
 from vitcli.training.methods.start import fit_heads
@@ -139,7 +139,8 @@ def test_the_groups_of_the_data_reach_the_head_and_what_is_believed_of_it(photos
     parts = model, train, choice, preprocessing, settings()
 
     layer, whole, _ = fit_heads(*parts, loss="softmax", balance="none")
-    belief, _ = believe(*parts, probe={"loss": "softmax", "balance": "none"})
+    passes = OutputPasses(model, preprocessing, settings(), num_classes=train.num_classes)
+    belief = believe(passes, train, choice, probe={"loss": "softmax", "balance": "none"})
 
     groups = [None if part.groups_N is None else {*part.groups_N} for part in (train, choice)]
     assert [layer.facts["num_groups"], whole.facts["num_groups"]] == (

@@ -2,8 +2,8 @@
 
 Each fold is an ordinary resumable run, or sweep, below OUT/folds: trained without its images and scored on
 them. A last run below OUT/runs is trained on all images with the same settings and is what the folder
-delivers; its scores and predictions are those of the folds. Values to choose from are chosen within each
-fold, on a dev part of what it is trained on, so that no image has a say in its own score.
+delivers; its scores, its predictions and its calibration are those of the folds. Values to choose from are
+chosen within each fold, on a dev part of what it is trained on, so that no image has a say in its own score.
 """
 
 import shlex
@@ -40,6 +40,8 @@ from vitcli.recipe import Recipe
 from vitcli.training.many_runs import parallel_runs
 from vitcli.training.many_runs.sequence import open_folder, run_all
 from vitcli.training.many_runs.sweep import Job, SharedParts, Sweep
+from vitcli.training.methods import out_of_fold
+from vitcli.training.methods.believing import OutOfFold
 from vitcli.training.results import write_sweep_results
 from vitcli.training.run import run as run_job
 from vitcli.training.setup import RunOptions, initial_model
@@ -142,10 +144,13 @@ class CrossValidation:
         changed = recipes.settled(self.recipe, {"train.folds": 0, **changes})
         return settle_pixels(changed.with_choices(self.recipe.choices), self.command)
 
+    @property
+    def _fold_paths(self) -> list[Path]:
+        return [self.path / FOLDS / f"fold-{number + 1}" for number in range(self.recipe.train.folds)]
+
     def _train_folds(self, folded: FoldedSplit) -> list[dict[str, Any]]:
         """Train without each fold and return the summaries."""
-        paths = [self.path / FOLDS / f"fold-{number + 1}" for number in range(self.recipe.train.folds)]
-        jobs = list(zip(paths, self._fold_recipes(), strict=True))
+        jobs = list(zip(self._fold_paths, self._fold_recipes(), strict=True))
         unfinished = [job for job in jobs if not earlier_summary(*job)]
         if self.options.arms_parallel > 1 and len(unfinished) > 1:
             self.progress.note(f"{len(unfinished)} folds, {self.options.arms_parallel} at a time")
@@ -184,6 +189,7 @@ class CrossValidation:
             overwrite=False,
             title=title,
             scores_of_folds=self._scores_of_folds,
+            outputs_of_folds=self._outputs_of_folds,
             began_at=time.monotonic(),
         )
         if recipe.choices:
@@ -192,15 +198,20 @@ class CrossValidation:
 
     def _scores_of_folds(self) -> tuple[Metrics, list[str], Predictions]:
         """Return what the models of the folds predict of all images, each of those that it has not seen."""
-        numbers = range(self.recipe.train.folds)
-        files = [self.path / FOLDS / f"fold-{number + 1}" / PREDICTIONS for number in numbers]
-        rows = [np.flatnonzero(self._folded.folds_N == number) for number in numbers]
+        files = [path / PREDICTIONS for path in self._fold_paths]
+        rows = [np.flatnonzero(self._folded.folds_N == number) for number in range(len(files))]
         pooled = predictions.pooled(files, rows)
         metrics = metrics_of(torch.from_numpy(pooled.ranks_N), torch.from_numpy(pooled.losses_N))
         predicted = set(pooled.rows_N.tolist())
         train = self._folded.train
         skipped = [train.where_is(row) for row in range(len(train)) if row not in predicted]
         return metrics, skipped, pooled
+
+    def _outputs_of_folds(self) -> tuple[OutOfFold, str]:
+        """Return what the models of the folds say of images that they have not seen, and name these."""
+        outputs = out_of_fold.pooled(self._fold_paths, num_classes=self._folded.train.num_classes)
+        chosen_on = f"training images, each left out in one of {len(self._fold_paths)} folds"
+        return outputs, chosen_on + (" with its group" if self._folded.num_groups else "")
 
     def _frozen_scores(self) -> dict[str, Any] | None:
         """Return the accuracy of frozen features in closed form over these folds, and over random ones.

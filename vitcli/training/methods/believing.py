@@ -4,12 +4,14 @@ Temperature and prediction sets are chosen on the logits of these images, the di
 unlike the training ones on their features. They are the images to choose by within the run, if there are
 LEAST; else those that it is scored on, unless that is a test split; else the validation split. A delivered
 probe is fitted on the images to choose by too. Its own left-out logits are known in closed form, so all
-training images serve.
+training images serve. So they do for any other network of a run with folds, by what the networks of the
+folds say of them, see `out_of_fold`.
 
 M rows to calibrate by, N training rows, D features, K classes.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -38,6 +40,7 @@ from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
 
 MOST_ROWS = 5_000  # images of each pass, a random sample that no seed changes: more change little
 DIGITS = 6  # of what is stored: fewer than sums agree in on other numbers of threads
+OF_FOLDS = UnlikeScore(doubt_weight=1.0)  # distances of all folds are of one score, chosen by none of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,35 +53,73 @@ class Outputs:
     groups_N: np.ndarray | None
 
 
+@dataclass(frozen=True, eq=False)
+class OutOfFold:
+    """What networks say of images that they were not fitted to, nor to another one of the same group.
+
+    Attributes:
+        logits_MK: float32.
+        distances_M: by the statistics of the images that the network was fitted to; None without them.
+    """
+
+    logits_MK: np.ndarray
+    labels_M: np.ndarray
+    distances_M: np.ndarray | None
+
+
+class OutputPasses:
+    """The passes of a finished network over samples of splits, each made once.
+
+    Attributes:
+        skipped: this process's undecodable images.
+    """
+
+    def __init__(
+        self, model: nn.Module, preprocessing: Preprocessing, settings: EvalSettings, *, num_classes: int
+    ):
+        # The run has refused or counted those of its own.
+        self._how = model, preprocessing, replace(settings, on_bad_image="skip")
+        self.num_classes, self.runtime = num_classes, settings.runtime
+        self.skipped: set[str] = set()
+        self._known: dict[int, tuple[Split, Outputs]] = {}
+
+    def of(self, split: Split) -> Outputs:
+        """Return the outputs for a split, equal on all processes."""
+        if id(split) not in self._known:
+            most_rows = min(MOST_ROWS, inference.MOST_SCORES // self.num_classes)
+            sample = random_subset(split, most_rows, seed=0) if len(split) > most_rows else split
+            model, *how = self._how
+            outputs, places = _outputs_of(model, sample, *how, num_classes=self.num_classes)
+            self._known[id(split)] = split, outputs
+            self.skipped |= set(places)
+        return self._known[id(split)][1]
+
+
 def believe(
-    model: nn.Module,
+    passes: OutputPasses,
     train: Split,
     split: Split,
-    preprocessing: Preprocessing,
-    settings: EvalSettings,
     *,
-    probe: dict[str, str] | None,
-) -> tuple[Belief | str, set[str]]:
-    """Return what is stored with the weights, or why it is not; and this process's undecodable images.
+    probe: dict[str, str] | None = None,
+    folds: Callable[[], tuple[OutOfFold, str]] | None = None,
+) -> Belief | str:
+    """Return what is stored with the weights, or why it is not.
 
     The first process computes, so that all have the same bits.
 
     Args:
         split: images that the network was not fitted to.
         probe: of a delivered probe, fitted on both splits: "loss" and "balance" of `closed_form_head`.
+        folds: of a network that was fitted to all images, reads what those of the folds say of them, and
+            names these images; `split` is not looked at then.
     """
-    settings = replace(settings, on_bad_image="skip")  # the run has refused or counted those of its own
-    num_classes = train.num_classes
-    most_rows = min(MOST_ROWS, inference.MOST_SCORES // num_classes)
-    outputs, skipped = [], set()
-    for part in (train, split):
-        sample = random_subset(part, most_rows, seed=0) if len(part) > most_rows else part
-        of_part, places = _outputs_of(model, sample, preprocessing, settings, num_classes=num_classes)
-        outputs.append(of_part)
-        skipped |= set(places)
-    if probe is None:
-        return settings.runtime.on_main(lambda: of_network(*outputs, split)), skipped
-    return settings.runtime.on_main(lambda: of_probe(*outputs, **probe)), skipped
+    of_train, on_main = passes.of(train), passes.runtime.on_main
+    if folds is not None:
+        return on_main(lambda: of_folds(of_train, *folds()))
+    of_split = passes.of(split)
+    if probe is not None:
+        return on_main(lambda: of_probe(of_train, of_split, **probe))
+    return on_main(lambda: of_network(of_train, of_split, split))
 
 
 def of_network(train: Outputs, held_out: Outputs, split: Split) -> Belief | str:
@@ -94,12 +135,39 @@ def of_network(train: Outputs, held_out: Outputs, split: Split) -> Belief | str:
         rows = LeftOutRows(features_ND, labels_N, fold_N, is_train_N, ~is_train_N, logits_NK, logits_NK)
         fold_K = familiar.folds_of_classes(train.labels_N, num_classes=num_classes)
         score = familiar.left_out_classes(rows, fold_K)
-        statistics = familiar.statistics_of(train.features_ND, train.labels_N, num_classes=num_classes)
+        statistics = _statistics_of(train)
         if statistics is not None:
             distances_M = statistics.distances(held_out.features_ND, shrinkage=score.shrinkage)
             unlike = _Unlike(score, statistics, distances_M, held_out.logits_NK)
     about = (split.name, split.fingerprint)
     return _belief(held_out.logits_NK, held_out.labels_N, unlike, *about)
+
+
+def of_folds(train: Outputs, out_of_fold: OutOfFold, chosen_on: str) -> Belief | str:
+    """Return what the networks of folds show of one that was fitted, as they were, to all images."""
+    unlike, distances_M, statistics = None, out_of_fold.distances_M, _statistics_of(train)
+    if distances_M is not None and statistics is not None:
+        unlike = _Unlike(OF_FOLDS, statistics, distances_M, out_of_fold.logits_MK)
+    return _belief(out_of_fold.logits_MK, out_of_fold.labels_M, unlike, chosen_on, None)
+
+
+def left_out_of(train: Outputs, held_out: Outputs, rows_M: np.ndarray) -> OutOfFold:
+    """Return what a network that was fitted to others says of some of the held-out rows.
+
+    Distances are rounded up to DIGITS digits, so that no number of threads changes them.
+    """
+    distances_M, statistics = None, _statistics_of(train)
+    if statistics is not None:
+        distances_N = statistics.distances(held_out.features_ND, shrinkage=OF_FOLDS.shrinkage)
+        distances_M = np.array([-_rounded_down(-value) for value in distances_N[rows_M]], dtype=np.float64)
+    return OutOfFold(held_out.logits_NK[rows_M], held_out.labels_N[rows_M], distances_M)
+
+
+def _statistics_of(train: Outputs) -> FeatureStatistics | None:
+    if not len(train.labels_N):
+        return None
+    num_classes = train.logits_NK.shape[1]
+    return familiar.statistics_of(train.features_ND, train.labels_N, num_classes=num_classes)
 
 
 def of_probe(train: Outputs, choice: Outputs, *, loss: str, balance: str) -> Belief | str:

@@ -25,14 +25,15 @@ def calibration_split(
 ) -> Split | None:
     """Return the images that show what may be believed of a classifier; None for other runs, and without any.
 
-    Those to choose by within the run, if they are enough; else as for thresholds.
+    Those to choose by within the run, if they are enough; else as for thresholds. Of a run on all images
+    with folds all of them, since the models of the folds have predicted them.
     """
     if not gives_one_class(recipe, train):
         return None
-    if choice is not None and len(choice) >= LEAST:
-        return choice
     folds = FoldName.of(recipe.data.eval_split)
-    if folds and folds.fold is None:  # every image is trained on
+    if folds and folds.fold is None:
+        return scored
+    if choice is not None and len(choice) >= LEAST:
         return choice
     split = _scored_or_validation(recipe, scored, open_data)
     is_same = split is not None and (split.num_classes, split.class_names) == (

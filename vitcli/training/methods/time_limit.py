@@ -58,7 +58,11 @@ def scoring_of(job: TrainingJob) -> Scoring:
     num_thresholds = len(job.threshold_split) if chooses_elsewhere else 0
     num_choices = (len(ALPHAS) if recipe.model.head == PROBE else 0) + (recipe.train.patience > 0)
     num_periodic = num_choice if recipe.train.patience else len(job.eval_split)
-    believed_by = (job.train_split, job.belief_split) if job.belief_split is not None else ()
+    believed_by = [job.train_split, job.belief_split] if job.belief_split is not None else []
+    if believed_by and job.is_of_all_folds:  # which the models of the folds have looked at
+        believed_by = [job.train_split]
+    if believed_by and job.is_of_one_fold and job.belief_split is not job.eval_split:
+        believed_by += [job.eval_split]
     num_believed = sum(min(len(split), believing.MOST_ROWS) for split in believed_by)
     num_refit = refit.num_rows(job.train_split, job.plan) if recipe.model.head == REFIT else 0
     num_final = num_refit + num_scored + num_probed + num_thresholds + num_choices * num_choice + num_believed

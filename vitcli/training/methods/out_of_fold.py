@@ -1,0 +1,90 @@
+"""Out-of-fold outputs: what the networks of folds say of images that they have not seen.
+
+They calibrate the network of all images, which has seen them. A run that is scored on a fold writes a file of
+logits and distances into its folder, before the summary that marks it as finished: of all images of the fold,
+or of a random part, as large in every fold, so that all folds have MOST_ROWS. The last run pools the files.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vitcli.errors import DataError, VitError
+from vitcli.output.atomic import replace_file
+from vitcli.output.run_folder import OUT_OF_FOLD
+from vitcli.training.methods.believing import MOST_ROWS, OutOfFold, Outputs, left_out_of
+from vitcli.weights.files import CHECKSUM, checksum_of, read_stored, write_safetensors
+
+MOST_LOGITS = 2**24  # of all folds: 64 MiB, 768 images of 21,843 classes
+MOST_BYTES = 2**27  # of a file: none that was written has more
+SEED = 0  # of the part of each fold
+
+
+def write(folder: Path, train: Outputs, fold: Outputs, *, num_images: int) -> None:
+    """Write what a network says of the fold that it is scored on.
+
+    Args:
+        train: outputs for the images that it was fitted to.
+        num_images: of all folds together.
+    """
+    num_rows, num_classes = fold.logits_NK.shape
+    most_rows = min(MOST_ROWS, MOST_LOGITS // num_classes)  # of all folds
+    count = min(num_rows, -(-num_rows * most_rows // num_images))
+    rows_M = np.sort(np.random.default_rng(SEED).permutation(num_rows)[:count])
+    left_out = left_out_of(train, fold, rows_M)
+    arrays = {"logits": left_out.logits_MK, "labels": left_out.labels_M}
+    if left_out.distances_M is not None:
+        arrays["distances"] = left_out.distances_M
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    metadata = {CHECKSUM: checksum_of(tensors, "{}")}
+    replace_file(folder / OUT_OF_FOLD, lambda file: write_safetensors(file, tensors, metadata))
+
+
+def pooled(folders: Sequence[Path], *, num_classes: int) -> OutOfFold:
+    """Return what the networks of all folds say, in the order of the folds.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    parts = [_read(folder, num_classes) for folder in folders]
+    distances = [part.distances_M for part in parts]
+    has_all = all(distances_M is not None for distances_M in distances)
+    return OutOfFold(
+        np.concatenate([part.logits_MK for part in parts]),
+        np.concatenate([part.labels_M for part in parts]),
+        np.concatenate(distances) if has_all else None,
+    )
+
+
+def _read(folder: Path, num_classes: int) -> OutOfFold:
+    try:
+        if (folder / OUT_OF_FOLD).stat().st_size > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+        tensors = read_stored(folder / OUT_OF_FOLD).tensors
+        logits_MK, labels_M = tensors["logits"].numpy(), tensors["labels"].numpy()
+        distances_M = tensors["distances"].numpy() if "distances" in tensors else None
+        check(OutOfFold(logits_MK, labels_M, distances_M), num_classes)
+    except (VitError, OSError, KeyError, ValueError) as error:
+        raise DataError(
+            f"{OUT_OF_FOLD} is missing or damaged: {error}"[:160],
+            where=str(folder / OUT_OF_FOLD),
+            fix=f"delete {folder}, and run the same command again",
+        ) from error
+    return OutOfFold(logits_MK, labels_M, distances_M)
+
+
+def check(out_of_fold: OutOfFold, num_classes: int) -> None:
+    """Raise ValueError for arrays that no run of `num_classes` classes has written."""
+    logits_MK, labels_M = out_of_fold.logits_MK, out_of_fold.labels_M
+    count = len(labels_M)
+    if logits_MK.dtype != np.float32 or logits_MK.shape != (count, num_classes):
+        raise ValueError(f"its logits are not of {num_classes} classes")
+    if labels_M.dtype != np.int64 or not ((labels_M >= 0) & (labels_M < num_classes)).all():
+        raise ValueError(f"its labels are not of {num_classes} classes")
+    distances_M = np.zeros(count) if out_of_fold.distances_M is None else out_of_fold.distances_M
+    if distances_M.dtype != np.float64 or distances_M.shape != (count,):
+        raise ValueError(f"its distances are not those of {count} images")
+    if not (np.isfinite(logits_MK).all() and np.isfinite(distances_M).all()):
+        raise ValueError("a number is not finite")
