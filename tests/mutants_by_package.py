@@ -2,6 +2,24 @@
 
 # By file and tests: what each break does, the text before and after it.
 BY_PACKAGE = {
+    # A head that the closed form on the tuned features joins.
+    ("vitcli/training/methods/refit.py", "tests/training/methods/test_refit.py"): {
+        "the closed form takes the place of the tuned head": (
+            "tuned[name] + fitted[name].to(tuned[name].device)",
+            "fitted[name].to(tuned[name].device)",
+        ),
+        "each pass takes the time of the steps": ("int(PART_OF_RUN * plan.images_seen)", "plan.images_seen"),
+    },
+    ("vitcli/training/run.py", "tests/training/methods/test_refit.py"): {
+        "labels are checked by the features that know them": (
+            "refit.facts_of(state.probe or None, after)",
+            "refit.facts_of(after.facts, after)",
+        ),
+        "the head is refitted on weights that are not delivered": (
+            "            state.average = None\n        after = evaluation",
+            "            pass\n        after = evaluation",
+        ),
+    },
     # Data: orders, parts, what a split is known by, and how folders and files are read.
     ("vitcli/data/sampler.py", "tests/data/test_sampler.py"): {
         "classes come in the same order in every epoch": (
