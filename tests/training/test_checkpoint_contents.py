@@ -1,9 +1,7 @@
 """Checkpoints whose hashes are right and whose contents are not those of the run: none is continued from."""
 
 import json
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import run
-from tests.training.test_finetune import SMALL, TRICKY, fingerprint, small_run, when_logged
+from tests.training.test_finetune import SMALL, TRICKY, fingerprint, small_run, stopped_in_part
 from vitcli.training import checkpoint
 
 Change = Callable[[dict], object]
@@ -23,8 +21,8 @@ ONE = torch.zeros(1)
 def stopped(photos, tmp_path_factory) -> Path:
     """A run that was stopped after step 5; only its newest checkpoint is left."""
     out = tmp_path_factory.mktemp("stopped") / "run"
-    when_logged(out, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert run(*SMALL, "--dataset", photos, "--out", out, "--steps", 8, *TRICKY).code == 143
+    with stopped_in_part(10):  # the second half of step 5
+        assert run(*SMALL, "--dataset", photos, "--out", out, "--steps", 8, *TRICKY).code == 143
     return out
 
 
