@@ -33,17 +33,20 @@ class Advice:
     Attributes:
         words: a whole command line without `vit`, or options to add to the one just typed.
         drops: whether these are options to leave out.
+        command: the command that takes these options, where the sentence names it; else the one just typed.
     """
 
     words: tuple[str, ...]
     drops: bool = False
+    command: str = ""
 
     @property
     def is_command(self) -> bool:
         return not self.words[0].startswith("-")
 
     def __str__(self) -> str:
-        return ("without " if self.drops else "vit " if self.is_command else "") + shlex.join(self.words)
+        before = "without " if self.drops else "vit " if self.is_command else ""
+        return (f"vit {self.command} with " if self.command else before) + shlex.join(self.words)
 
 
 @cache
@@ -93,7 +96,14 @@ def advice_in(text: str) -> Iterator[Advice]:
         drops = (drops or word.text.lower() in DROPS) and word.text not in ("with", "add")
         if word.text == "vit" and not word.ends and at + 1 < len(words) and words[at + 1].text in commands():
             taken, at = _command(words, at + 1)
-            yield Advice(tuple(taken))
+            name = " ".join(taken)
+            if name in commands() and [word.text for word in words[at : at + 1]] == ["with"]:
+                taken, after = _options(words, at + 1, options_of(name))
+                if taken:
+                    at = after
+                    yield Advice(tuple(taken), command=name)
+            else:
+                yield Advice(tuple(taken))
         elif OPTION.fullmatch(word.text.partition("=")[0]):
             taken, at = _options(words, at, all_options())
             if drops:
@@ -198,6 +208,9 @@ def composed(typed: Sequence[str], advice: Advice) -> list[str]:
     added = list(_pairs(advice.words, known))
     named = {_key_of(pair) for pair in added}
     kept = [pair for pair in _pairs(rest, known) if _key_of(pair) not in named]
+    if advice.command not in ("", name):  # of the line, the other command gets the options that it has
+        kept = [pair for pair in kept if pair[0].partition("=")[0] in options_of(advice.command)]
+        name = advice.command
     new = [] if advice.drops else [word for pair in added for word in pair]
     return [*name.split(), *(word for pair in kept for word in pair), *new]
 

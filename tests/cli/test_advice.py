@@ -225,6 +225,7 @@ LINES = [
     "pretrain --dataset clean --steps 2",
     "pretrain --dataset clean --steps 2 --ckpt demo",
     "pretrain --dataset clean --model ViT-B/17 --steps 2",
+    "pretrain --dataset clean --model vit_tiny_patch16_224.augreg_in21k --steps 2",
     "evaluate",
     "evaluate --ckpt demo",
     "evaluate --ckpt demo --dataset Fotos",
@@ -236,6 +237,7 @@ LINES = [
     "evaluate --ckpt runs/fotos --assert 'top7>=0.9'",
     "evaluate --ckpt runs/fotos --assert 'real_top1>=0.9'",
     "evaluate --ckpt runs/fotos --real-index index",
+    "evaluate --ckpt runs/fotos --dataset numbers.csv",
     "evaluate --ckpt runs/fotos --all-compete",
     "evaluate --ckpt runs/fotos --classes imagenet-r",
     "evaluate --ckpt runs/fotos --out clean",
@@ -318,7 +320,7 @@ FILL = {
     "ROW": "table5/b16-in21k/cifar10", "A": "runs/fotos", "B": "runs/sweep", "SPLIT": "train",
     "POINTS": "50", "FILE.onnx": "fotos.onnx", "FAMILY": "DINOv3", "OUT": "out.onnx", "FEATURES": "features",
 }  # fmt: skip
-NUMBERS = itertools.count(2)  # of folders that are written again
+NUMBERS = itertools.count(1)  # of folders that are written again; screens name FOLDER-2 themselves
 FREE_WORD = re.compile(r"NAME\.TAG|FILE\.onnx|\b[A-Z][A-Z_]+\b|^[A-Z]$")
 # The right question instead of a success: what is typed, what is asked, and why that is right.
 QUESTIONS: list[tuple[str, str, str]] = [
@@ -338,7 +340,12 @@ QUESTIONS: list[tuple[str, str, str]] = [
         "the images are of other classes than those of the map",
     ),
     ("--real real.json", "there is no file", "a file that only its owner has"),
-    ("fewshot .*regression", "is a training option", "numbers are for vit finetune alone"),
+    (
+        "evaluate .*data.label_column=age",
+        "have different classes",
+        "the numbers are taken as classes, as told, and are none of those of the weights",
+    ),
+    ("--push-to-hub", "impossible offline", "tests have no network, and nothing is uploaded without one"),
     ("cifar10|timm/|hf-hub:", "download|Hub", "tests have no network"),
 ]
 # Commands that a sentence only names: they need a folder, a checkpoint or minutes.
@@ -490,12 +497,16 @@ def lines_to_type(words: list[str], outcome: Outcome) -> Iterator[tuple[str, lis
     texts = [message, fix] if message else (outcome.out + outcome.err).splitlines()
     if "--help" in words or words[0] == "help":
         return
+    is_help = outcome.out.startswith("Usage: vit ") or "\nUsage: vit " in outcome.out
     known, value = without_unknown(words, message)
     for text in (text.replace("vit --help", "its help") for text in texts):
         if meant := re.search(r"did you mean '([^'?]+)'\?", text):
             yield text, with_meant(words, text, meant[1])
         for advice in advice_in(text):
-            if is_typed(advice, text):
+            # A message says what is wrong with what was typed; a fix that repeats it is another matter.
+            repeats = text == message and sorted(composed(known, advice)) == sorted(words)
+            is_listed = is_help and not advice.is_command  # a list of all options recommends none of them
+            if is_typed(advice, text) and not (repeats or is_listed):
                 following = fresh(composed(known, advice), words, outcome)
                 yield text, [word.replace("VALUE", value) for word in following]
 
@@ -534,7 +545,7 @@ def fresh(following: list[str], words: list[str], outcome: Outcome) -> list[str]
     path = Path(following[at])
     return [
         *following[:at],
-        str(path.with_name(f"{path.stem}-{next(NUMBERS)}{path.suffix}")),
+        str(path.with_name(f"{path.stem}-again-{next(NUMBERS)}{path.suffix}")),
         *following[at + 1 :],
     ]
 
@@ -595,8 +606,9 @@ def test_every_command_that_a_text_of_the_package_names_exists_and_has_the_optio
             named += 1
             if found[0].split()[1] not in commands() and not PROSE.match(text[found.start() :]):
                 wrong.append((place, found[0]))
-        for advice in (one for one in advice_in(text if "vit " in text else "") if one.is_command):
-            name, rest = split_command(advice.words)
+        told = advice_in(text if "vit " in text else "")
+        for advice in (one for one in told if one.is_command or one.command):
+            name, rest = split_command([*advice.command.split(), *advice.words])
             given = {word.partition("=")[0] for word in rest if word.startswith("--")}
             wrong += [(place, str(advice))] if given - options_of(name).keys() else []
 
@@ -614,6 +626,7 @@ def test_every_command_that_a_text_of_the_package_names_exists_and_has_the_optio
         ("--folds 5, or --set data.dev_fraction=0.1", ["--folds 5", "--set data.dev_fraction=0.1"]),
         ("--set data.eval_split=auto --folds 3 makes all", ["--set data.eval_split=auto --folds 3"]),
         ("vit predict --ckpt a 'my photos/1.png'; or not", ["vit predict --ckpt a 'my photos/1.png'"]),
+        ("vit finetune with --set a.b=1 does; --lr 1", ["vit finetune with --set a.b=1", "--lr 1"]),
         ("a number: --assert 'top1>=0.92', in quotes", ["--assert 'top1>=0.92'"]),
     ],
 )  # fmt: skip
@@ -630,6 +643,23 @@ def test_an_option_that_is_advised_takes_the_place_of_the_same_one():
     assert composed(typed, lr) == ["finetune", "--set", "train.runs=2", "--skip-bad", "--lr", "0.1"]
     assert composed(typed, key) == ["finetune", "--lr", "1", "--skip-bad", "--set", "train.runs=1"]
     assert composed(typed, without) == ["finetune", "--set", "train.runs=2", "--skip-bad"]
+
+
+def test_options_of_another_command_are_typed_with_the_options_that_both_have():
+    (runs,) = advice_in("vit finetune with --runs 3 makes several")
+
+    typed = ["fewshot", "--ckpt", "demo", "--shots", "5", "--dataset", "clean"]
+    assert composed(typed, runs) == ["finetune", "--ckpt", "demo", "--dataset", "clean", "--runs", "3"]
+    assert composed(["finetune", "--lora", "8"], runs) == ["finetune", "--lora", "8", "--runs", "3"]
+
+
+def test_a_message_that_names_what_was_typed_tells_nothing_to_type():
+    refused = Outcome(
+        2, "", "error: --shard needs more\n  where: --shard\n  fix:   add --runs 2, or drop --shard\n"
+    )
+
+    lines = [line for _, line in lines_to_type(["finetune", "--shard", "--lr", "1"], refused)]
+    assert lines == [["finetune", "--shard", "--lr", "1", "--runs", "2"], ["finetune", "--lr", "1"]]
 
 
 @pytest.mark.slow

@@ -223,6 +223,7 @@ def test_a_copy_of_a_training_image_under_a_wrong_label_is_the_first_reason(home
         (("--ckpt", "{home}/gone",), 3, "there is no data set"),
         (("--ckpt", "{home}/other",), 3, "draws"),
         (("--ckpt", "{home}/knn",), 2, "exact influences"),
+        (("--ckpt", "{home}/knn", "--why", "{home}/kept.html"), 2, "exact influences"),
     ],
 )  # fmt: skip
 def test_what_has_no_reasons_is_refused_in_three_lines(home, images, words, code, says):

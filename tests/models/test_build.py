@@ -396,7 +396,13 @@ def test_a_name_with_a_tag_is_sent_to_the_checkpoint_option():
     with pytest.raises(VitError) as refusal:
         arch_of("vit_base_patch16_224.orig_in21k")
 
-    assert "--ckpt" in refusal.value.fix
+    fix = (
+        "vit finetune --ckpt timm/vit_base_patch16_224.orig_in21k --dataset DATA"  # not every command has it
+    )
+    assert fix in refusal.value.fix
+    with pytest.raises(VitError) as refusal:
+        arch_of("ViT-B/17")
+    assert "--ckpt" not in refusal.value.fix
 
 
 @pytest.mark.parametrize("options", [{"gelu": "tanh"}, {"pre_logits": True}])

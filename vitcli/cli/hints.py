@@ -93,6 +93,8 @@ def unknown_option(name: str, command: str, options: Sequence[str]) -> VitError:
     keys = _recipe_keys(name_here) if "--set" in options else []
     if name_here == "--ckpt" and command == "vit pretrain":
         fix = "leave it out: fresh weights are trained; vit finetune --ckpt CKPT --dataset DATA takes others"
+    elif name_here == "--set":
+        fix = f"leave it out: this command takes no recipe keys; {command} --help lists its options"
     elif name_here in RESUMING:
         fix = "give the same command line with the same --out again: it resumes the run"
     elif name_here in NO_GPU and "--device" in options:

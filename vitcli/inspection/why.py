@@ -49,7 +49,8 @@ from vitcli.output.progress import Progress
 from vitcli.output.text import count_of
 from vitcli.recipe import Recipe, check_names_ckpt
 from vitcli.recipe.request import RecipeRequest
-from vitcli.weights.io import Weights
+from vitcli.recipe.schema import Fewshot
+from vitcli.weights.io import Weights, read_description
 from vitcli.weights.load import load_for_inference
 
 MOST_IMAGES = 50  # a page; each image takes as long as some dozen predictions
@@ -88,7 +89,6 @@ def predict_why(
     """
     recipe = request.load()
     check_names_ckpt(recipe, "predict")
-    check_out(page, overwrite=run.overwrite, option="--why", suffixes=(PAGE,))
     _check_options(images, options)
     folder = run_folder.folder_of(recipe.model.ckpt)
     if folder is None:
@@ -101,9 +101,16 @@ def predict_why(
             where="--why",
             fix="put them where its recipe.toml says",
         )
+    # What has no reasons is refused first: another name of the page would not help it.
+    is_fewshot = (folder / run_folder.DRAWS).is_file()
+    if is_fewshot:
+        _closed_form_of(of_run, folder)
+    else:
+        _check_one_class(recipe, quiet=run.quiet)
+    check_out(page, overwrite=run.overwrite, option="--why", suffixes=(PAGE,))
 
     # The weights that answer, and the closed form on the features of the training images.
-    if (folder / run_folder.DRAWS).is_file():
+    if is_fewshot:
         request, weights, training = of_fewshot(request, of_run, run, folder)
     else:
         weights, training = _of_training(request, of_run, run)
@@ -126,13 +133,8 @@ def _check_options(images: Sequence[str], options: PredictOptions) -> None:
         )
 
 
-def of_fewshot(
-    request: RecipeRequest, of_run: Recipe, run: RunSettings, folder: Path
-) -> tuple[RecipeRequest, Weights, TrainingImages]:
-    """Return the request by a few-shot run's own recipe, and the closed form of its first draw as a network.
-
-    Of several numbers of shots the largest counts.
-    """
+def _closed_form_of(of_run: Recipe, folder: Path) -> Fewshot:
+    """Return the settings of a few-shot run; refuse another classifier, and features no last layer takes."""
     fewshot = of_run.fewshot
     if fewshot is None or fewshot.classifier != "least-squares" or of_run.eval.layer != "pre_logits":
         raise VitError(
@@ -140,6 +142,29 @@ def of_fewshot(
             where=f"recipe of {folder}",
             fix="repeat vit fewshot with --classifier least-squares, without --layer",
         )
+    return fewshot
+
+
+def _check_one_class(recipe: Recipe, *, quiet: bool) -> None:
+    """Refuse weights that predict numbers, several labels or nothing, by their description alone."""
+    info = read_description(recipe.model.ckpt, model_name=recipe.model.name, quiet=quiet)
+    num_classes = info.architecture.num_classes
+    if not num_classes or target_of(info.metadata) or several_labels_of(info.metadata, num_classes):
+        raise VitError(
+            "--why is for one class an image, and these weights predict something else",
+            where=recipe.model.ckpt,
+            fix="leave --why out",
+        )
+
+
+def of_fewshot(
+    request: RecipeRequest, of_run: Recipe, run: RunSettings, folder: Path
+) -> tuple[RecipeRequest, Weights, TrainingImages]:
+    """Return the request by a few-shot run's own recipe, and the closed form of its first draw as a network.
+
+    Of several numbers of shots the largest counts.
+    """
+    fewshot = _closed_form_of(of_run, folder)
     places = {"model.ckpt": of_run.model.ckpt, "data.dataset": of_run.data.dataset}
     request = replace(
         request, name=str(folder / run_folder.RECIPE), shorthands={**request.shorthands, **places}
@@ -166,13 +191,6 @@ def _of_training(request: RecipeRequest, of_run: Recipe, run: RunSettings) -> tu
     recipe = request.load()
     weights = read_checkpoint(recipe, quiet=run.quiet)
     num_classes = weights.architecture.num_classes
-    is_other = target_of(weights.metadata) or several_labels_of(weights.metadata, num_classes)
-    if is_other or not num_classes:
-        raise VitError(
-            "--why is for one class an image, and these weights predict something else",
-            where=recipe.model.ckpt,
-            fix="leave --why out",
-        )
     train, _ = _open(of_run, seed=of_run.train.seed)
     if train.num_classes != num_classes or weights.class_names not in (None, train.class_names):
         raise DataError(

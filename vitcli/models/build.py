@@ -108,11 +108,18 @@ def _default_gelu(variant: Variant | None) -> str:
 def known_name(name: str) -> Variant | None:
     """Return the variant of a paper name, or None for a timm model; raise VitError for any other name."""
     variant = find_variant(name)
-    if variant is None and (not timm.is_model(name) or "." in name):
+    if variant is None and "." in name and timm.is_model(name):
+        raise VitError(
+            f"{name!r} names trained weights, and a model is named without their tag",
+            where="--model",
+            fix=f"leave the tag out for fresh weights; timm/{name} names those, as in "
+            f"vit finetune --ckpt timm/{name} --dataset DATA",
+        )
+    if variant is None and not timm.is_model(name):
         raise VitError(
             f"there is no model {name!r}{nearest(name, [*VARIANTS, *timm.list_models()])}",
             where="--model",
-            fix="see vit models; timm's names work too, those with a tag as --ckpt timm/NAME.TAG",
+            fix="vit models lists the names; those of timm's networks work too",
         )
     return variant
 

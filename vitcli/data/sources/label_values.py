@@ -31,7 +31,7 @@ WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # "007" is a name: as a numb
 FEW_CLASSES = 20  # up to so many are taken as they are, whatever they look like
 MANY_NUMBERS, IMAGES_PER_NUMBER = 1_000, 20  # more numbers with fewer images each are no classes
 NUMBERS, NAMES = "numbers", "a name of each image"
-NEEDS_NUMBERS = "--set objective.loss=regression predicts it as a number"
+NEEDS_NUMBERS = "vit finetune with --set objective.loss=regression predicts it as a number"
 
 Label = str | tuple[str, ...] | float
 

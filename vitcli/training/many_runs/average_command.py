@@ -84,7 +84,8 @@ def average(places: Sequence[str], options: AverageOptions) -> dict[str, Any]:
         raise VitError(
             "a greedy soup is chosen by images that no run was trained on, and these runs held none out",
             where="--method greedy",
-            fix="name such images with --split, or train with --set train.average_runs=greedy",
+            fix="name such images with --split; or train them anew, and some are held out: "
+            "vit finetune --ckpt CKPT --dataset DATA --runs 3 --set train.average_runs=greedy",
         )
     runtime = start_runtime("fp32", stall_minutes=recipe.train.stall_minutes)
     progress = Progress(quiet=options.quiet, is_main=runtime.is_main)
