@@ -16,6 +16,7 @@ GIVEN = {"data.dataset": "./photos", "model.ckpt": "demo"}
         ([5] * 17, "few", "5 images per class;"),
         ([20, 20, 20], "few", "20 images per class;"),
         ([21, 20, 22], "some", "20 to 22 images per class;"),
+        ([15, 8, 5], "few", "5 to 15 images per class;"),  # three times as many
         ([37, 20, 5, 2, 0], "few", "2 to 37 images per class, unevenly;"),
         ([5, 4, 300], "few", "4 to 300 images per class, unevenly;"),
         ([500] * 10, "some", "500 images per class;"),

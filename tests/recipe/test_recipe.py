@@ -281,6 +281,17 @@ def test_a_base_may_lie_beside_the_file(write):
     assert recipe.load(path).train.batch_size == 512
 
 
+def test_a_base_in_a_folder_beside_the_file_is_looked_up_from_there_and_not_from_where_vit_is_started(
+    write, tmp_path, monkeypatch
+):
+    (tmp_path / "bases").mkdir()
+    write(recipe.to_toml(recipe.load(CIFAR, ["train.batch_size=64"])), "bases/small.toml")
+    path = write('extends = "bases/small.toml"\n')
+    monkeypatch.chdir(tmp_path / "bases")
+
+    assert recipe.load(path).train.batch_size == 64
+
+
 def test_every_value_knows_where_it_comes_from(write):
     path = write('extends = "finetune/table4"\n[optimizer]\nlr = 0.5\n[schedule]\nsteps = 2\nwarmup = 0\n')
     origins = recipe.origins(path, ["train.runs=3"], {"train.seed": 1})

@@ -96,6 +96,19 @@ def test_what_a_choice_does_not_prove_is_said(arms, notes):
     assert sweep_results.remarks(entries(*arms), sweep_results.best(arms)) == notes
 
 
+def test_intervals_that_touch_cannot_be_told_apart():
+    def choice(flip: bool, low: float, high: float) -> dict:
+        scores = {"dev_top1": (low + high) / 2, "dev_loss": 1.0}
+        return {"data.flip": flip, **scores, "dev_interval": [low, high], "dev_num_examples": 80}
+
+    def notes_of(high: float) -> list[str]:
+        return sweep_results.remarks([choice(True, 0.7, 0.9), choice(False, 0.5, high)], {"data.flip": True})
+
+    (note,) = notes_of(0.7)
+    assert note == "note: 80 images cannot tell flip true from flip false: the 95 % intervals overlap"
+    assert notes_of(0.699) == []
+
+
 def test_choices_of_an_earlier_version_and_of_words_get_no_remark():
     old = [
         {"optimizer.lr": lr, "dev_top1": top1, "dev_loss": 1.0}
