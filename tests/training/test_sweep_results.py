@@ -204,3 +204,13 @@ def test_arms_have_the_names_of_their_values_or_numbers_where_these_would_be_one
     assert names("sgd", "adam") == ["name-sgd", "name-adam"]
     assert names("a b", "a/b") == ["arm-1", "arm-2"]
     assert names("x" * 120) == ["arm-1"]
+
+
+def test_held_out_images_that_every_arm_had_seen_are_counted_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(sweep_results.TrainingSummary, "written", lambda summary: summary)
+    facts = dict(fewshot=None, exaflops=0.5, peak_memory_gib=1.0)
+    arms = [Trial({"optimizer.lr": lr}, summary(num_held_out_seen=3, **facts), "arms") for lr in (0.1, 0.2)]
+
+    whole = sweep_results.summary_of_all(arms, {"optimizer.lr": 0.1}, [summary(**facts)], path=tmp_path)
+    assert whole["num_choice_seen"] == 3  # all arms are chosen by the same images
+    assert (whole["elapsed_s"], whole["exaflops"]) == (15.0, 1.5)  # which every arm costs
