@@ -1,11 +1,13 @@
 """The images that the scales of int8 are measured on."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from vitcli.data.dataset import DataSet
 from vitcli.data.split import Split
-from vitcli.export import images
+from vitcli.export import calibration, images
 from vitcli.export.calibration import evenly
 from vitcli.output.progress import Progress
 
@@ -35,3 +37,13 @@ def test_networks_are_compared_on_images_from_the_whole_of_a_split(monkeypatch):
     assert len(gated) == 256 and gated[0] < 3 and gated[-1] >= 597 and np.diff(gated).max() <= 3
     monkeypatch.setattr(images, "_open_held_out", lambda weights: split)
     assert len(rows(None, "fp32")) == 32 and rows(None, "int8") == gated  # what rounds takes more to compare
+
+
+@pytest.mark.parametrize("name", ["train[:50]", "auto"])
+def test_the_scales_of_int8_are_measured_on_training_images(monkeypatch, name):
+    recipe = SimpleNamespace(data=SimpleNamespace(dataset="demo", train_split=name, eval_split="test"))
+    monkeypatch.setattr(calibration.run_folder, "folder_of", lambda source: "run")
+    monkeypatch.setattr(calibration.run_folder, "recipe_of", lambda folder: (recipe, True))
+    monkeypatch.setattr(calibration.dataset, "from_section", lambda section: DataSet(section.dataset))
+
+    assert "split train" in calibration.open_images(SimpleNamespace(source="run"), ()).name

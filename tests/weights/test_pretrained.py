@@ -142,3 +142,19 @@ def test_the_list_is_there_before_torch_is_loaded():
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
     assert shown.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "images"),
+    [
+        ("vit_small_patch16_224.dino", "in1k"),  # Caron et al. 2021, without its labels
+        ("vit_base_patch16_224.mae", "in1k"),  # He et al. 2022
+        ("vit_base_patch16_224.augreg_in21k_ft_in1k", "in21k+in1k"),
+        ("vit_base_patch16_224.nothing", "not in its name"),
+    ],
+)
+def test_a_tag_tells_the_images_of_its_paper_in_the_order_of_training(name, images):
+    entry = pretrained.TimmWeights.__new__(pretrained.TimmWeights)
+    object.__setattr__(entry, "name", name)
+
+    assert entry.pretraining == images
