@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -11,7 +12,14 @@ import torch
 from tests.conftest import run
 from vitcli.errors import VitError
 from vitcli.weights import names, pretrained
-from vitcli.weights.pretrained import FAMILIES, TABLE, _of_registry, known_weights, list_pretrained
+from vitcli.weights.pretrained import (
+    FAMILIES,
+    TABLE,
+    TimmWeights,
+    _of_registry,
+    known_weights,
+    list_pretrained,
+)
 
 
 def rows_of(pattern: str | None) -> list[dict]:
@@ -154,7 +162,4 @@ def test_the_list_is_there_before_torch_is_loaded():
     ],
 )
 def test_a_tag_tells_the_images_of_its_paper_in_the_order_of_training(name, images):
-    entry = pretrained.TimmWeights.__new__(pretrained.TimmWeights)
-    object.__setattr__(entry, "name", name)
-
-    assert entry.pretraining == images
+    assert TimmWeights.pretraining.fget(SimpleNamespace(name=name)) == images
