@@ -660,3 +660,16 @@ def test_a_number_out_of_its_range_is_answered_with_the_bound(words, message):
     outcome = run(*words)
 
     assert outcome.code == 2 and outcome.err.splitlines()[0] == f"error: {message}"
+
+
+def test_an_option_of_other_programs_is_answered_with_ours_if_the_command_has_it():
+    def answer(name: str, *options: str) -> str:
+        return hints.unknown_option(name, "vit x", options).message
+
+    assert (
+        answer("--batch", "--batch-size", "--lr")
+        == "there is no option --batch, did you mean '--batch-size'?"
+    )
+    assert answer("--batch_size", "--batch-size").endswith("did you mean '--batch-size'?")
+    assert answer("--weights", "--ckpt").endswith("did you mean '--ckpt'?")
+    assert answer("--weights", "--quiet") == "there is no option --weights"  # no checkpoint is asked for

@@ -214,3 +214,11 @@ def test_held_out_images_that_every_arm_had_seen_are_counted_once(monkeypatch, t
     whole = sweep_results.summary_of_all(arms, {"optimizer.lr": 0.1}, [summary(**facts)], path=tmp_path)
     assert whole["num_choice_seen"] == 3  # all arms are chosen by the same images
     assert (whole["elapsed_s"], whole["exaflops"]) == (15.0, 1.5)  # which every arm costs
+
+
+def test_the_speed_of_several_runs_is_all_their_images_by_all_their_time(monkeypatch, tmp_path):
+    monkeypatch.setattr(sweep_results.TrainingSummary, "written", lambda summary: summary)
+    runs = [summary(fewshot=None, exaflops=None, peak_memory_gib=1.0, elapsed_s=time) for time in (5.0, 11.0)]
+
+    whole = sweep_results.summary_of_all([], {}, runs, path=tmp_path)
+    assert whole["images_per_s"] == 2 * 10 * 16 / 16.0 and whole["exaflops"] is None
