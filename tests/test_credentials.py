@@ -9,6 +9,7 @@ from tests.conftest import run, vit
 from tests.data.shards.test_faulty_servers import contents, web  # noqa: F401, fixtures
 from tests.training.test_finetune import SMALL
 from vitcli import recipe
+from vitcli.cli import exit_codes
 from vitcli.credentials import hide_credentials, with_credentials, without_credentials
 from vitcli.errors import VitError
 from vitcli.output import run_folder
@@ -162,3 +163,16 @@ def test_canaries_in_the_environment_and_in_addresses_are_in_no_output(web, tmp_
             assert "canary" not in str(path)
             assert not path.is_file() or b"canary" not in path.read_bytes().lower(), (words, path)
     print(f"{len(commands)} commands, no canary")
+
+
+def test_a_report_of_a_bug_has_the_traceback_without_a_password(tmp_path):
+    bug = ZeroDivisionError(f"no bytes of {ADDRESS}")
+    bug.run_dir = tmp_path
+    without_credentials(ADDRESS)
+
+    error = exit_codes._internal_error(bug)
+
+    (report,) = tmp_path.iterdir()
+    assert str(report) in error.where
+    assert "ZeroDivisionError: no bytes of https://***host/" in report.read_text()
+    assert "canary" not in report.read_text()

@@ -3,12 +3,14 @@
 import time
 from dataclasses import replace
 from itertools import count, islice
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.conftest import run
-from vitcli.bench import figures, infer, limits, measure, text
+from vitcli.bench import data, figures, infer, limits, measure, text
+from vitcli.data.dataset import DataSet
 from vitcli.data.loader import Batch
 from vitcli.errors import VitError
 from vitcli.models.build import architecture
@@ -62,6 +64,36 @@ def test_the_rate_of_matrix_products_is_their_operations_by_their_time(monkeypat
     monkeypatch.setattr(limits, "MEASURED_S", 2)
 
     assert limits.matmul_flops_per_s({(3, 5, 7): 12}, CPU, "fp32") == 2 * 3 * 5 * 7 / 0.25
+
+
+def test_the_limit_is_that_of_the_fastest_round_after_the_first(monkeypatch):
+    first, slow, fast = (0.0, 0.5), (10.0, 14.0), (15.0, 16.0)
+    times = iter([*first, *slow, 14.0, 14.5, *fast, 17.0])  # it measures until 16
+    monkeypatch.setattr(limits.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(limits, "MEASURED_S", 2)
+
+    assert limits.matmul_flops_per_s({(3, 5, 7): 12}, CPU, "fp32") == 2 * 3 * 5 * 7 / 1.0
+
+
+def test_on_a_cpu_the_images_that_fit_follow_from_the_memory_that_one_more_takes(monkeypatch):
+    monkeypatch.setattr(infer, "_forward_bytes", lambda case, runtime, size: 300 * 2**20 + 2 * 2**20 * size)
+    monkeypatch.setattr(infer.launch, "free_bytes", lambda: 100 * 2**20)
+    case = SimpleNamespace(arch=SimpleNamespace(image_size=(32, 32)))
+
+    assert infer._largest_batch(case, SimpleNamespace(device=CPU)) == 50
+
+
+def test_a_second_epoch_begins_when_every_image_was_read_once():
+    read = []
+
+    def batches_of(rows):
+        for step in count():
+            read.extend(row % len(rows) for row in range(4 * step, 4 * step + 4))
+            yield step
+
+    rows = DataSet("demo").open("test").part(0, 10, name="ten")
+    assert next(data._second_epoch(rows, batches_of, 4, None)) >= 3
+    assert set(read) == set(range(10))
 
 
 def test_a_lap_counts_its_images_and_the_time_without_any():

@@ -602,6 +602,27 @@ def test_the_defaults_in_the_help_are_those_of_the_recipes_that_a_folder_gets():
         assert numbers(default) == values, (name, default)
 
 
+@pytest.mark.parametrize(("words", "fraction"), [((), 0.005), (("--max-drop", 2), 0.02)])
+def test_the_points_that_a_gate_allows_to_be_lost_are_hundredths_of_the_images(
+    monkeypatch, tmp_path, words, fraction
+):
+    from vitcli.export import export as exports
+
+    asked = []
+    monkeypatch.setattr(
+        exports, "export", lambda ckpt, out, options, **_: asked.append(options.max_drop) or {}
+    )
+    monkeypatch.setattr(exports, "as_text", lambda result: "")
+    run("export", "demo", tmp_path / "x.onnx", "--gate", "photos", *words)
+
+    assert asked == [pytest.approx(fraction)]
+
+
+@pytest.mark.parametrize("words", [("--split", "test"), ("--max-drop", 2)])
+def test_what_belongs_to_a_gate_is_refused_without_one(tmp_path, words):
+    check_error(run("export", "demo", tmp_path / "x.onnx", *words), 2, "it belongs to --gate DATA")
+
+
 def test_a_report_of_a_bug_is_written_through_no_link(tmp_path):
     outside = tmp_path / "outside.txt"
     outside.write_text("mine")
@@ -612,6 +633,19 @@ def test_a_report_of_a_bug_is_written_through_no_link(tmp_path):
     error = exit_codes._internal_error(bug)
     assert outside.read_text() == "mine" and error.exit_code == 1
     assert "nowhere: " in error.where and "ZeroDivisionError: division by zero" in error.message
+
+
+def test_an_error_of_all_processes_is_printed_by_the_first_and_one_of_a_single_process_by_that_one(
+    monkeypatch, capsys
+):
+    def printed(local_rank: str, **told: object) -> bool:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        error = VitError("a mistake", where="here", fix="correct it")
+        vars(error).update(told)
+        assert exit_codes._print_error(error, ["finetune"]) == 2
+        return "a mistake" in capsys.readouterr().err
+
+    assert printed("0") and not printed("1") and printed("1", rank=1)
 
 
 @pytest.mark.parametrize(
@@ -626,3 +660,16 @@ def test_a_number_out_of_its_range_is_answered_with_the_bound(words, message):
     outcome = run(*words)
 
     assert outcome.code == 2 and outcome.err.splitlines()[0] == f"error: {message}"
+
+
+def test_an_option_of_other_programs_is_answered_with_ours_if_the_command_has_it():
+    def answer(name: str, *options: str) -> str:
+        return hints.unknown_option(name, "vit x", options).message
+
+    assert (
+        answer("--batch", "--batch-size", "--lr")
+        == "there is no option --batch, did you mean '--batch-size'?"
+    )
+    assert answer("--batch_size", "--batch-size").endswith("did you mean '--batch-size'?")
+    assert answer("--weights", "--ckpt").endswith("did you mean '--ckpt'?")
+    assert answer("--weights", "--quiet") == "there is no option --weights"  # no checkpoint is asked for

@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from vitcli.distributed import fsdp
+from vitcli.models.build import architecture, build
+
 PROCESS = """
 import copy, json
 import timm, torch
@@ -87,3 +90,10 @@ def test_matrices_are_gathered_in_bf16_with_the_bits_of_autocast_and_evaluated_i
         num_with, num_without, has_same_bits, evaluates_in_fp32 = json.loads(out)
         assert num_with == 0 < num_without  # of autocast's casts, which live until the backward pass
         assert has_same_bits and evaluates_in_fp32
+
+
+def test_what_is_gathered_by_itself_is_each_block_of_a_network():
+    arch = architecture("ViT-demo/8", image_size=(32, 32), num_classes=3)
+    model = build(arch, dropout=0.0)
+
+    assert fsdp._blocks(model) == list(model.blocks) and len(model.blocks) > 1

@@ -307,3 +307,13 @@ def test_a_launched_process_has_begun_with_its_launcher(environ):
     assert before <= launch.began_at() <= time.monotonic()
     environ[launch.LAUNCHED] = "7"
     assert launch.began_at() == 12.5
+
+
+def test_a_run_that_ctrl_c_has_stopped_ends_with_130_whichever_process_got_it():
+    assert failures.first_failure({0: failure(143), 1: failure(130)}, 2) == 130
+    assert failures.first_failure({0: failure(130), 1: failure(143)}, 2) == 130
+
+
+def test_of_two_killed_processes_the_first_is_named():
+    with pytest.raises(ProcessError, match="process 1 of the run was killed by SIGKILL"):
+        failures.first_failure({1: failure(-9), 2: failure(-9)}, 3)

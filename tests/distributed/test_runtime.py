@@ -323,3 +323,18 @@ def test_a_cpu_keeps_its_threads_where_no_exact_sum_is_asked_for():
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_bf16"),
+    [
+        ("avx2 avx512f avx512bw", False),
+        ("avx512f avx512_bf16", True),
+        ("amx_bf16 amx_tile", True),
+        ("", False),
+    ],
+)
+def test_bf16_is_of_a_cpu_that_multiplies_it(monkeypatch, flags, has_bf16):
+    monkeypatch.setattr(runtime.Path, "read_text", lambda path: f"flags : {flags}")
+
+    assert runtime.cpu_has_bf16() == has_bf16

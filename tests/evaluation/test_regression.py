@@ -16,6 +16,7 @@ from vitcli.errors import DataError, WeightsError
 from vitcli.evaluation.regression import (
     NumberPredictions,
     Target,
+    details_of,
     intervals_of,
     metrics_of,
     target_of,
@@ -231,3 +232,10 @@ def test_all_numbers_equal_are_refused(ages):
 
     with pytest.raises(DataError, match="all 2 numbers to predict are"):
         target_of_split(split)
+
+
+def test_a_network_is_compared_with_always_the_mean_of_the_training_images():
+    targets_N = np.array([30.0, 40.0])  # their own mean would be wrong by 5
+    predictions = NumberPredictions(np.arange(2), targets_N, targets_N)
+
+    assert details_of(predictions, Target("age", mean=20.0, std=4.0))["mae_of_mean"] == 15.0

@@ -199,6 +199,7 @@ def test_vtab_is_the_mean_over_tasks_run_by_run(tmp_path):
     assert [one["top1"] for one in told["ours"]["runs"]] == pytest.approx([0.69, 0.79, 0.89])
     assert told["ours"]["std"] == pytest.approx(0.1)
     assert told["num_test_examples"] == 1900
+    assert told["elapsed_s"] == 19.0  # of 19 tasks
     variance = sum((0.7 + n / 100) * (0.3 - n / 100) / 100 for n in range(19))
     assert told["standard_error_parts"]["test_set"] == pytest.approx(variance**0.5 / 19)
 

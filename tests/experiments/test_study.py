@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -387,3 +388,13 @@ score.by = "eval"
     assert {path: path.stat().st_mtime_ns for path in weights} == weights and len(weights) == 2
     for cell in first.json["cells"]:
         assert "image_size = 64\n" in Path(cell["run_dir"], "recipe.toml").read_text()
+
+
+def test_the_compute_of_a_plan_is_that_of_all_runs_that_are_counted(monkeypatch):
+    cells = [{"exaflops": 2.0}, {"exaflops": None}, {"exaflops": 0.5}]
+    monkeypatch.setattr(study, "_plans", lambda prepared, actions: None)
+    monkeypatch.setattr(study, "_planned", lambda prepared, plans: cells)
+    monkeypatch.setattr(study, "_scoring", lambda score: None)
+    prepared = SimpleNamespace(view="mine", name="mine", study=SimpleNamespace(score=None))
+
+    assert study.plan(prepared, None)["exaflops"] == 2.5

@@ -1,10 +1,15 @@
 """The images that the scales of int8 are measured on."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from vitcli.data.dataset import DataSet
+from vitcli.data.split import Split
+from vitcli.export import calibration, images
 from vitcli.export.calibration import evenly
+from vitcli.output.progress import Progress
 
 
 @pytest.mark.parametrize("most", [1, 7, 24, 100])
@@ -18,3 +23,27 @@ def test_they_are_spread_over_a_split_that_is_sorted_by_class(photos, most):
     places = [split.where_is(row) for row in range(24)]
     rows = [places.index(chosen.where_is(row)) for row in range(len(chosen))]
     assert rows == sorted({*rows}) and rows[0] == 0 and rows[-1] == (23 if most > 1 else 0)
+
+
+def test_networks_are_compared_on_images_from_the_whole_of_a_split(monkeypatch):
+    split, quiet = DataSet("demo").open("test"), Progress(quiet=True)
+    place_of = {split.where_is(row): row for row in range(600)}
+
+    def rows(gate: Split | None, precision: str) -> list[int]:
+        chosen = images.open_images(None, gate, quiet, precision=precision).split
+        return [place_of[chosen.where_is(row)] for row in range(len(chosen))]
+
+    gated = rows(split, "fp32")
+    assert len(gated) == 256 and gated[0] < 3 and gated[-1] >= 597 and np.diff(gated).max() <= 3
+    monkeypatch.setattr(images, "_open_held_out", lambda weights: split)
+    assert len(rows(None, "fp32")) == 32 and rows(None, "int8") == gated  # what rounds takes more to compare
+
+
+@pytest.mark.parametrize("name", ["train[:50]", "auto"])
+def test_the_scales_of_int8_are_measured_on_training_images(monkeypatch, name):
+    recipe = SimpleNamespace(data=SimpleNamespace(dataset="demo", train_split=name, eval_split="test"))
+    monkeypatch.setattr(calibration.run_folder, "folder_of", lambda source: "run")
+    monkeypatch.setattr(calibration.run_folder, "recipe_of", lambda folder: (recipe, True))
+    monkeypatch.setattr(calibration.dataset, "from_section", lambda section: DataSet(section.dataset))
+
+    assert "split train" in calibration.open_images(SimpleNamespace(source="run"), ()).name

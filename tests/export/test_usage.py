@@ -130,3 +130,9 @@ def test_a_revision_is_part_of_every_name_on_the_hub():
     assert (plain.ckpt, plain.timm, plain.transformers) == (*["hf-hub:me/photos"] * 2, '"me/photos"')
     assert of_branch.ckpt == of_branch.timm == "hf-hub:me/photos@v1"
     assert of_branch.transformers == '"me/photos", revision="v1"'
+
+
+def test_transformers_loads_a_network_without_classes_as_one_that_gives_features():
+    kinds = [re.findall("AutoModel[A-Za-z]*", blocks(replace(vit(), num_classes=k))[2]) for k in (0, 5)]
+
+    assert set(kinds[0]) == {"AutoModel"} and set(kinds[1]) == {"AutoModelForImageClassification"}

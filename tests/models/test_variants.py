@@ -7,6 +7,8 @@ import pytest
 from tests.conftest import SHARED
 from vitcli.errors import VitError
 from vitcli.models.architecture import Architecture
+from vitcli.models.build import architecture
+from vitcli.models.flops import activation_bytes
 from vitcli.models.variants import (
     VARIANTS,
     find_variant,
@@ -202,3 +204,10 @@ def test_heads_that_do_not_divide_the_width_are_refused():
 def test_patches_of_a_hybrid_are_its_resnets():
     with pytest.raises(VitError, match="not cut from pixels"):
         resized(VARIANTS["R50+ViT-B/16"], patch_size=4)
+
+
+def test_the_activations_of_vit_b_16_are_17_values_a_token_with_its_class_token():
+    arch = architecture("ViT-B/16", image_size=(224, 224), num_classes=10)
+
+    assert activation_bytes(arch, low_precision=True) == 17 * 2 * 197 * 768 * 12
+    assert activation_bytes(arch, low_precision=False, checkpointed=True) == (4 * 12 + 17 * 4) * 197 * 768

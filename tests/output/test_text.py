@@ -20,6 +20,7 @@ from vitcli.output.text import (
     count_of,
     csv_text,
     duration,
+    first_few,
     interval_text,
     json_of,
     json_text,
@@ -182,3 +183,9 @@ def test_no_cell_of_a_csv_is_a_formula():
 )
 def test_compute_has_the_unit_of_the_paper_where_it_is_not_tiny(exaflops, text):
     assert compute_text(exaflops) == text
+
+
+def test_a_list_of_names_says_how_many_more_there_are_also_of_those_that_were_never_listed():
+    assert first_few(["a", "b"]) == "a, b" == first_few(["a", "b"], total=2)
+    assert first_few(list("abcdefg")) == "a, b, c, d, e and 2 more"
+    assert first_few(["a", "b", "c"], 2, total=5000) == "a, b and 4,998 more"

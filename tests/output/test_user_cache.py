@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -201,3 +202,18 @@ def test_nothing_is_kept_in_a_folder_of_another_user(monkeypatch):
 
     with pytest.raises(OSError, match="belongs to another user"):
         user_cache.make_cache_folder("decoded")
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_what_is_kept_is_what_was_there_without_what_went(monkeypatch, dry_run):
+    def entry(name: str, num_bytes: int) -> SimpleNamespace:
+        return SimpleNamespace(kind="decoded", about=name, num_bytes=num_bytes, last_used=1e9, path=name)
+
+    entries = [entry("old", 10), entry("used", 200), entry("new", 3000)]
+    monkeypatch.setattr(user_cache, "all_entries", lambda kinds: entries)
+    monkeypatch.setattr(user_cache, "choose", lambda entries, **limits: entries[:2])
+    monkeypatch.setattr(user_cache, "is_in_use", lambda path: path == "used")
+    monkeypatch.setattr(user_cache, "delete", lambda path: path != "used")
+
+    result = cache_listing.clear_cache(ClearOptions(kinds=("decoded",), dry_run=dry_run))
+    assert (result["freed_bytes"], result["kept_bytes"]) == (10, 3200)

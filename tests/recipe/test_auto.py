@@ -17,6 +17,7 @@ GIVEN = {"data.dataset": "./photos", "model.ckpt": "demo"}
         ([10, 10, 10], "few", "10 images per class;"),
         ([11, 10, 12], "some", "10 to 12 images per class;"),
         ([37, 10, 5, 2, 0], "few", "2 to 37 images per class, unevenly;"),
+        ([15, 8, 5], "few", "5 to 15 images per class;"),  # three times as many
         ([5, 4, 300], "few", "4 to 300 images per class, unevenly;"),
         ([500] * 10, "some", "500 images per class;"),
         ([501] * 10, "many", "501 images per class;"),

@@ -281,6 +281,17 @@ def test_a_base_may_lie_beside_the_file(write):
     assert recipe.load(path).train.batch_size == 512
 
 
+def test_a_base_in_a_folder_beside_the_file_is_looked_up_from_there_and_not_from_where_vit_is_started(
+    write, tmp_path, monkeypatch
+):
+    (tmp_path / "bases").mkdir()
+    write(recipe.to_toml(recipe.load(CIFAR, ["train.batch_size=64"])), "bases/small.toml")
+    path = write('extends = "bases/small.toml"\n')
+    monkeypatch.chdir(tmp_path / "bases")
+
+    assert recipe.load(path).train.batch_size == 64
+
+
 def test_every_value_knows_where_it_comes_from(write):
     path = write('extends = "finetune/table4"\n[optimizer]\nlr = 0.5\n[schedule]\nsteps = 2\nwarmup = 0\n')
     origins = recipe.origins(path, ["train.runs=3"], {"train.seed": 1})
@@ -396,3 +407,17 @@ def test_256_combinations_may_be_chosen_from_and_no_more():
         return sweep._too_many({"optimizer.lr": [0.1] * count}, {}, file="a.toml") is not None
 
     assert [too_many(count) for count in (1, 256, 257)] == [False, False, True]
+
+
+def test_a_section_that_one_of_two_recipes_lacks_is_a_difference_either_way():
+    whole = recipe.load(CIFAR, ["data.dataset=photos"])
+    bare = recipe.load("evaluate/default", ["data.dataset=photos"], training=False)
+
+    assert "train.batch_size: 512 against none" in recipe.differences(whole, bare)
+    assert "train.batch_size: none against 512" in recipe.differences(bare, whole)
+
+
+def test_a_value_of_a_section_that_a_recipe_lacks_comes_from_nowhere():
+    sections = {key.partition(".")[0] for key in recipe.origins("evaluate/default")}
+
+    assert {"data", "eval", "model"} <= sections and not {"fewshot", "inspect", "train"} & sections

@@ -186,6 +186,14 @@ def test_few_shot_recipes_are_the_evaluator_s(dataset):
     assert wanted.classifier == "least-squares"
 
 
+def test_recipes_that_only_serve_as_a_base_are_those_that_name_no_data_set():
+    bases = ["fewshot/default", "finetune/table4", "inspect/default"]
+    bases += ["modern/finetune-some", "pretrain/table3"]
+
+    assert [name for name in NAMES if name not in WHOLE] == bases
+    assert "modern/cifar10-laptop" in WHOLE  # which modern/cifar10 extends
+
+
 def test_the_check_of_all_recipes_finds_nothing_wrong():
     found = listing.check()
 

@@ -93,6 +93,12 @@ def test_columns_come_in_the_order_of_the_papers_models():
     assert [name for name, _ in found] == ["ViT-B/16", "ViT-L/16", "ViT-H/14", "mine"]
 
 
+def test_networks_of_no_known_size_come_in_the_order_that_a_person_counts_in():
+    found = columns(*(entry(name, model=name) for name in ("mine 10", "Mine 9", "mine 1")))
+
+    assert [name for name, _ in found] == ["mine 1", "Mine 9", "mine 10"]
+
+
 @pytest.mark.parametrize(
     ("names", "short"),
     [

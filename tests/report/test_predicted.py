@@ -161,3 +161,12 @@ def test_the_caption_of_mistakes_counts_them():
         "The 10 most confident of 57 mistakes of a",
         "The most confident mistake of a",
     ]
+
+
+def test_classes_of_one_image_or_without_a_mistake_are_not_among_the_three_weakest():
+    right_of = {"one": (0, 1), "all": (5, 5), "half": (1, 2), "none": (0, 2), "most": (3, 4), "much": (9, 10)}
+    pairs = [(name, name, right) for name, (right, _) in right_of.items()]
+    pairs += [(name, "other", count - right) for name, (right, count) in right_of.items()]
+    predicted = Predicted(None, "a", (*right_of, "other"), tuple(pairs), ())
+
+    assert predicted.weakest == "none 0% of 2, half 50% of 2, most 75% of 4"

@@ -1,5 +1,10 @@
-"""How far a run is, in words."""
+"""How far a run is, in words, and how deep a run folder may lie."""
 
+import pytest
+
+from tests import report_runs as made
+from vitcli.errors import VitError
+from vitcli.report import scan
 from vitcli.report.runs import RunProgress
 
 
@@ -7,3 +12,12 @@ def test_a_run_that_never_took_a_step_says_so():
     assert RunProgress(0, None).text == "not started"
     assert RunProgress(0, 1500).text == "no step of 1,500 yet"
     assert RunProgress(1, 1500).text == "step 1 of 1,500"
+
+
+def test_runs_are_searched_for_five_folders_deep_as_the_error_says(tmp_path):
+    five = made.finetuned(tmp_path / "five/1/2/3/4/5")
+    made.finetuned(tmp_path / "six/1/2/3/4/5/6")
+
+    assert [location.path for location in scan.find([str(tmp_path / "five")])] == [five]
+    with pytest.raises(VitError, match="or up to 5 folders below"):
+        scan.find([str(tmp_path / "six")])

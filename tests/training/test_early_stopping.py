@@ -13,6 +13,7 @@ from tests.conftest import run, vit
 from tests.evaluation.test_regression import REGRESSION, ages  # noqa: F401, a fixture
 from tests.evaluation.test_several_labels import SEVERAL, shapes  # noqa: F401, a fixture
 from tests.training.test_finetune import SMALL, fingerprint, stopped_in_part, when_logged
+from vitcli.evaluation.metrics import Metrics
 from vitcli.training import loop
 from vitcli.training.methods.early_stopping import BestWeights
 
@@ -138,3 +139,15 @@ def test_patience_without_evaluations_is_refused():
     outcome = run("finetune", "--dry-run", "--set", "train.patience=3", "--set", "eval.every=0")
     assert outcome.code == 2
     assert "train.patience counts evaluations" in " ".join(outcome.err.split())
+
+
+def test_an_evaluation_that_is_made_again_after_an_interruption_counts_once():
+    best = BestWeights(patience=2)
+    weights = {"w": torch.zeros(1)}
+    best.observe(10, Metrics(0.9, 1.0, 0.5, 40), weights)
+    for step in (20, 20, 20):
+        best.observe(step, Metrics(0.8, 1.0, 0.5, 40), weights)
+    assert (best.step, best.num_since, best.is_over) == (10, 1, False)
+
+    best.observe(30, Metrics(0.9, 1.0, 0.5, 40), weights)  # as good is no better
+    assert best.is_over

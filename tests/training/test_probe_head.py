@@ -24,7 +24,7 @@ from vitcli.evaluation.metrics import Metrics
 from vitcli.features import least_squares
 from vitcli.models.build import TransformerOptions, architecture, build, last_layers
 from vitcli.models.features import outputs
-from vitcli.output.text import delivery_text
+from vitcli.output.text import brief_delivery, delivery_text
 from vitcli.training.methods import held_out as held_out_module
 from vitcli.training.methods import probe_head, start
 from vitcli.training.methods.delivery import choose, interpolate
@@ -376,3 +376,9 @@ def test_labels_to_check_are_those_that_were_changed_and_none_where_features_kno
 
 def split_of_three_classes():
     return SimpleNamespace(num_classes=3, class_names=("a", "b", "c"))
+
+
+def test_a_line_tells_the_parts_of_a_mixture_in_the_order_of_their_names():
+    summary = chosen({1.0: 0.9, 0.75: 0.95, 0.5: 0.9, 0.25: 0.9, 0.0: 0.8})
+
+    assert brief_delivery(summary).startswith("25% probe head, 75% fine-tuned")

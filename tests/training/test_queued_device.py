@@ -346,3 +346,16 @@ def two_processes(*words: object, on_start=lambda processes: None) -> list[int]:
         processes.append(subprocess.Popen(command, env=os.environ | group, stdout=subprocess.DEVNULL))
     on_start(processes)
     return [process.wait(120) for process in processes]
+
+
+def test_a_computation_waits_for_its_batch_whose_memory_stays_until_the_computation_is_done(monkeypatch):
+    events = []
+    computing = SimpleNamespace(wait_stream=lambda stream: events.append(f"waits for {stream}"))
+    copy = SimpleNamespace(record_stream=lambda stream: events.append(stream is computing))
+    monkeypatch.setattr(transfer, "to_device", lambda tensor, device: events.append(f"copy {tensor}") or copy)
+    uploads = transfer.Uploads(torch.device("cpu"))
+    uploads._stream = "copies"
+    uploads._module = SimpleNamespace(stream=lambda stream: nullcontext(), current_stream=lambda: computing)
+
+    assert uploads("images", "labels") == [copy, copy]
+    assert events == ["copy images", "copy labels", "waits for copies", True, True]

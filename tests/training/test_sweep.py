@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import run, vit
 from tests.training.test_finetune import SMALL, when_logged
 from vitcli.data import loader
+from vitcli.training.many_runs import parallel_runs
 
 RATES = "0.0001,0.05"
 BASE = [word for word in SMALL if word not in ("--lr", "0.02")]
@@ -339,3 +340,11 @@ def test_an_arm_keeps_no_weights_and_names_the_sweep_that_does(selected, photos)
     refused = run("evaluate", "--ckpt", selected / "arms/lr-0.0001", "--dataset", photos, "-q")
 
     assert refused.code == 4 and f"keeps no weights: name the sweep, {selected.name}" in refused.err
+
+
+def test_runs_side_by_side_are_each_on_a_gpu_of_its_own_among_those_that_may_be_used(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7,GPU-8932f937")
+    assert [parallel_runs._device(slot) for slot in range(3)] == ["5", "7", "GPU-8932f937"]
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert [parallel_runs._device(slot) for slot in range(3)] == ["0", "1", "2"]

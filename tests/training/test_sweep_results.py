@@ -96,6 +96,19 @@ def test_what_a_choice_does_not_prove_is_said(arms, notes):
     assert sweep_results.remarks(entries(*arms), sweep_results.best(arms)) == notes
 
 
+def test_intervals_that_touch_cannot_be_told_apart():
+    def choice(flip: bool, low: float, high: float) -> dict:
+        scores = {"dev_top1": (low + high) / 2, "dev_loss": 1.0}
+        return {"data.flip": flip, **scores, "dev_interval": [low, high], "dev_num_examples": 80}
+
+    def notes_of(high: float) -> list[str]:
+        return sweep_results.remarks([choice(True, 0.7, 0.9), choice(False, 0.5, high)], {"data.flip": True})
+
+    (note,) = notes_of(0.7)
+    assert note == "note: 80 images cannot tell flip true from flip false: the 95 % intervals overlap"
+    assert notes_of(0.699) == []
+
+
 def test_choices_of_an_earlier_version_and_of_words_get_no_remark():
     old = [
         {"optimizer.lr": lr, "dev_top1": top1, "dev_loss": 1.0}
@@ -191,3 +204,21 @@ def test_arms_have_the_names_of_their_values_or_numbers_where_these_would_be_one
     assert names("sgd", "adam") == ["name-sgd", "name-adam"]
     assert names("a b", "a/b") == ["arm-1", "arm-2"]
     assert names("x" * 120) == ["arm-1"]
+
+
+def test_held_out_images_that_every_arm_had_seen_are_counted_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(sweep_results.TrainingSummary, "written", lambda summary: summary)
+    facts = dict(fewshot=None, exaflops=0.5, peak_memory_gib=1.0)
+    arms = [Trial({"optimizer.lr": lr}, summary(num_held_out_seen=3, **facts), "arms") for lr in (0.1, 0.2)]
+
+    whole = sweep_results.summary_of_all(arms, {"optimizer.lr": 0.1}, [summary(**facts)], path=tmp_path)
+    assert whole["num_choice_seen"] == 3  # all arms are chosen by the same images
+    assert (whole["elapsed_s"], whole["exaflops"]) == (15.0, 1.5)  # which every arm costs
+
+
+def test_the_speed_of_several_runs_is_all_their_images_by_all_their_time(monkeypatch, tmp_path):
+    monkeypatch.setattr(sweep_results.TrainingSummary, "written", lambda summary: summary)
+    runs = [summary(fewshot=None, exaflops=None, peak_memory_gib=1.0, elapsed_s=time) for time in (5.0, 11.0)]
+
+    whole = sweep_results.summary_of_all([], {}, runs, path=tmp_path)
+    assert whole["images_per_s"] == 2 * 10 * 16 / 16.0 and whole["exaflops"] is None

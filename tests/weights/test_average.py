@@ -96,3 +96,11 @@ def test_batch_norms_and_other_tensors_are_refused():
             check_names(network.state_dict(), list(network.state_dict()), where="RUN a")
     with pytest.raises(WeightsError, match="the tensor weight"):
         check_names(nn.Linear(3, 2).state_dict(), ["bias"], where="RUN a")
+
+
+def test_files_and_networks_have_the_same_tensors_either_way():
+    state = {"head.weight": torch.zeros(1), "norm.bias": torch.zeros(1)}
+    check_names(state, ["norm.bias", "head.weight"], where="runs")
+    for stored, different in ((["norm.bias"], "head.weight"), ([*state, "old.bias"], "old.bias")):
+        with pytest.raises(WeightsError, match=f"the tensor {different} is only in the file or the network"):
+            check_names(state, stored, where="runs")

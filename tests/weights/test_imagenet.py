@@ -58,6 +58,7 @@ def test_the_lists_have_the_names_of_the_published_orders():
         (1000, "", ""),
         (1000, "photos.npz", ""),
         (1000, "ann/main1kinds", ""),
+        (1000, "ann/train1k", ""),
         (999, "in1k", ""),
         (21843, "", "imagenet-21k-goog"),
         (21841, "ms_in22k", "imagenet-22k"),

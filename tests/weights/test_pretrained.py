@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -11,7 +12,14 @@ import torch
 from tests.conftest import run
 from vitcli.errors import VitError
 from vitcli.weights import names, pretrained
-from vitcli.weights.pretrained import FAMILIES, TABLE, _of_registry, known_weights, list_pretrained
+from vitcli.weights.pretrained import (
+    FAMILIES,
+    TABLE,
+    TimmWeights,
+    _of_registry,
+    known_weights,
+    list_pretrained,
+)
 
 
 def rows_of(pattern: str | None) -> list[dict]:
@@ -142,3 +150,16 @@ def test_the_list_is_there_before_torch_is_loaded():
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
     assert shown.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "images"),
+    [
+        ("vit_small_patch16_224.dino", "in1k"),  # Caron et al. 2021, without its labels
+        ("vit_base_patch16_224.mae", "in1k"),  # He et al. 2022
+        ("vit_base_patch16_224.augreg_in21k_ft_in1k", "in21k+in1k"),
+        ("vit_base_patch16_224.nothing", "not in its name"),
+    ],
+)
+def test_a_tag_tells_the_images_of_its_paper_in_the_order_of_training(name, images):
+    assert TimmWeights.pretraining.fget(SimpleNamespace(name=name)) == images

@@ -5,7 +5,7 @@ import torch
 
 from vitcli.errors import VitError, WeightsError
 from vitcli.models.build import TransformerOptions, architecture, build
-from vitcli.weights.timm import from_timm_config, recognise, split_tag
+from vitcli.weights.timm import from_timm_config, recognise, split_tag, timm_config
 
 LAYERS, HIDDEN, MLP, HEADS, PATCH, GRID, CLASSES = 2, 24, 40, 3, 4, 3, 5
 
@@ -176,3 +176,15 @@ def test_a_name_is_split_where_timm_has_weights_of_that_tag():
     assert split_tag("ViT-B/16.5") == ("ViT-B/16.5", "")
     with pytest.raises(VitError, match=f"tagged 'augreg_in22k', did you mean '{tag}'"):
         split_tag(f"{name}.augreg_in22k")
+
+
+@pytest.mark.parametrize(
+    ("resize", "crop_pct", "crop_mode"),
+    [("none", 1.0, "center"), ("short_side", 0.9, "center"), ("square", 0.9, "squash")],
+)
+def test_timm_crops_what_we_crop_and_the_whole_where_we_resize_nothing(resize, crop_pct, crop_mode):
+    pixels = {"resize": resize, "crop_fraction": 0.9, "interpolation": "bicubic", "mean": [0.5], "std": [0.5]}
+    arch = architecture("ViT-B/16", image_size=(224, 224), num_classes=0)
+
+    stored = timm_config(arch, pixels, None)["pretrained_cfg"]
+    assert (stored["crop_pct"], stored["crop_mode"]) == (crop_pct, crop_mode)

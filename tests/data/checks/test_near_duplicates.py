@@ -3,6 +3,7 @@
 import csv
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 
 from tests.conftest import run
 from tests.data.parts.test_image_hashes import scene
+from vitcli.data.checks.near_duplicates import DuplicatePairs, SplitName, index_to_train
 
 
 def save(image: np.ndarray, file: Path, **how) -> None:
@@ -223,3 +225,22 @@ def test_real_flowers_in_test_are_copies_of_some_in_train(shared):
     assert ("image_0820.jpg", "image_0855.jpg") in {
         (pair["place"][-14:], pair["against_place"][-14:]) for pair in found["pairs"]
     }
+
+
+def test_a_run_would_train_on_what_is_searched_unless_that_is_other_data():
+    assert index_to_train(("test", "train"), SplitName(None, "train")) == 1
+    assert index_to_train(("test", "train", "validation"), SplitName(None, "auto")) == 1
+    assert index_to_train(("train",), SplitName(None, "auto")) == 0  # searched in itself
+    assert index_to_train(("train", "theirs"), SplitName("theirs", "auto")) == 0
+
+
+def test_the_closest_of_all_pairs_are_shown_whichever_block_they_are_found_in():
+    part = SimpleNamespace(split=range(100), labels=None)
+    pairs = DuplicatePairs(part, part, distance=8)
+    near_P4 = [[2, bits, row, row + 1] for row in range(40) for bits in (3, 4)]
+    exact_P4 = [[0, 0, row, row + 50] for row in (7, 3)]
+
+    for block_P4 in (near_P4, exact_P4, [[1, 0, 9, 10]]):
+        pairs._count(np.array(block_P4))
+    closest = [(0, 0, 3, 53), (0, 0, 7, 57), (1, 0, 9, 10), *((2, 3, row, row + 1) for row in range(17))]
+    assert pairs.closest == closest and pairs.counts == [2, 1, 80]

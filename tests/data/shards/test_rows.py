@@ -24,7 +24,7 @@ from vitcli.data.columns import PATHS
 from vitcli.data.shards import remote
 from vitcli.data.shards.paths import find_shards
 from vitcli.data.shards.remote import BlockCache, RangeReader, locate
-from vitcli.data.shards.rows import open_shards
+from vitcli.data.shards.rows import _index_of, open_shards
 from vitcli.data.split import Split
 from vitcli.errors import DataError, MachineError
 from vitcli.output import user_cache
@@ -1071,3 +1071,12 @@ def test_shards_may_be_moved_while_nobody_reads_them(tmp_path):
     assert (split.read_row(3), first) == (expected([3])[0], expected([0])[0])  # the block is in memory
     with pytest.raises(MachineError, match="it does not exist"):  # its rows are not bad, nor to be skipped
         split.read_row(8)
+
+
+def test_every_row_is_in_one_block_and_no_other_row_in_any():
+    starts = [0, 3, 3, 7]  # an empty block in the middle
+
+    assert [_index_of(starts, row) for row in range(7)] == [0, 0, 0, 2, 2, 2, 2]
+    for row in (-1, 7):
+        with pytest.raises(IndexError, match=f"row {row} of 7"):
+            _index_of(starts, row)

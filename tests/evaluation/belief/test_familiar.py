@@ -247,3 +247,15 @@ def test_few_images_of_many_classes_are_told_from_others_where_an_unshrunk_dista
         for s in SHRINKAGES
     }
     assert of[0.5] > 0.8 and of[0.01] < 0.7
+
+
+def test_statistics_of_more_than_16_megabytes_are_not_kept():
+    def has_some(width: int) -> bool:
+        features_ND = np.random.default_rng(0).normal(size=(6, width)).astype(np.float32)
+        return statistics_of(features_ND, np.arange(6) % 2, num_classes=num_classes) is not None
+
+    # 8 features have a triangle of 36: 499,995 means of 8 leave room for it, and no more
+    num_classes = (4_000_000 - 36) // 8
+    assert has_some(8)
+    num_classes += 1
+    assert not has_some(8)

@@ -86,3 +86,9 @@ def test_logits_of_another_unit_have_the_same_probabilities():
 
     assert softmax_scale(logits_NK / 200, labels_N) == pytest.approx(200 * scale, rel=1e-6)
     assert softmax_scale(logits_NK * 200, labels_N) == pytest.approx(scale / 200, rel=1e-6)
+
+
+def test_ten_right_answers_are_no_reason_to_be_less_sure():
+    logits_NK = np.tile([7.0, 0.0], (10, 1))  # of 99.9 %; the smoothed labels of ten rows ask for 96 %
+
+    assert fitted_temperature(logits_NK, np.zeros(10, dtype=int)) == 1.0

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
+from vitcli.training.many_runs import average_inputs
 from vitcli.training.many_runs.average_choice import (
     Candidate,
     DevScore,
@@ -71,3 +72,12 @@ def test_of_several_averages_the_best_on_the_dev_part_is_taken():
     assert best_candidate(candidates).method == "greedy"
     assert best_candidate([Candidate("uniform", (0, 1))]).score is None
     assert [candidate.weights(2) for candidate in candidates] == [[0.5, 0.5], [1.0, 0.0], [0.4, 0.4]]
+
+
+@pytest.mark.parametrize("inner", ["", "runs"])
+def test_runs_come_in_the_order_of_their_seeds(tmp_path, inner):
+    for seed in (10, 9, 100):
+        (tmp_path / inner / f"seed-{seed}").mkdir(parents=True)
+        (tmp_path / inner / f"seed-{seed}" / "recipe.toml").touch()
+
+    assert [path.name for path in average_inputs._runs_at(tmp_path)] == ["seed-9", "seed-10", "seed-100"]

@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 from statistics import mean, stdev
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,9 @@ import torch
 
 from tests.conftest import run, vit
 from tests.training.test_finetune import SMALL, fingerprint, when_logged
+from vitcli import recipe
+from vitcli.training.many_runs import folds
+from vitcli.training.many_runs.folds import CrossValidation
 from vitcli.training.text import as_text
 
 STEPS = int(os.environ.get("VIT_FOLD_STEPS", "6"))
@@ -192,6 +196,18 @@ def test_what_folds_cannot_be_is_refused_before_anything_is_written(objects, tmp
 
     assert outcome.code in (2, 3) and message in outcome.json["error"]["message"], outcome.out
     assert not (tmp_path / "out/folds").exists()
+
+
+@pytest.mark.parametrize(("at_a_time", "minutes"), [(1, 10), (2, 15), (5, 30)])
+def test_a_limit_of_time_is_shared_by_the_runs_that_follow_one_another(monkeypatch, at_a_time, minutes):
+    monkeypatch.setattr(folds, "settle_pixels", lambda recipe, command: recipe)
+    words = ["train.folds=5", "schedule.max_minutes=60", "data.dataset=photos", "model.ckpt=demo"]
+    options = SimpleNamespace(arms_parallel=at_a_time)
+    runs = CrossValidation("finetune", recipe.load("finetune/default", words), options, SimpleNamespace(
+        runtime=None, progress=None))  # fmt: skip
+
+    each = [*runs._fold_recipes(), runs._final_recipe()]  # five folds in turns, then one on all images
+    assert {one.schedule.max_minutes for one in each} == {minutes} and len(each) == 6
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from tests.conftest import run
 from tests.training.test_finetune import fingerprint, stopped_in_part
 from vitcli.evaluation.belief import selective
 from vitcli.evaluation.belief.stored import belief_of
+from vitcli.evaluation.belief.temperature import probabilities
+from vitcli.training.methods.believing import Outputs, of_network
 from vitcli.weights.io import read_weights
 
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "amber": (190, 130, 40)}
@@ -247,3 +250,20 @@ def test_without_images_to_choose_by_one_note_says_so(colours, ckpt, tmp_path):
     assert outcome.err.count("prediction sets") == 1 and "no images to calibrate by" in outcome.err
     entry = finished("predict", "--ckpt", tmp_path / "run", colours / "test/red/00.png", "--json", "-q")
     assert entry["predictions"][0].keys() == {"file", "top"}
+
+
+def test_no_image_of_those_that_choose_the_distance_is_flagged_by_it_as_it_is_stored():
+    rng = np.random.default_rng(0)
+    means_KD = 4 * rng.normal(size=(3, 5))
+
+    def outputs(count: int) -> Outputs:
+        labels_N = np.arange(count) % 3
+        features_ND = (means_KD[labels_N] + rng.normal(size=(count, 5))).astype(np.float32)
+        return Outputs(features_ND, features_ND @ means_KD.T.astype(np.float32), labels_N, None)
+
+    train, held_out = outputs(150), outputs(60)
+    belief = of_network(train, held_out, SimpleNamespace(name="dev", fingerprint="f"))
+
+    probabilities_NK = probabilities(held_out.logits_NK, temperature=belief.temperature)
+    most = belief.unlike.of(belief.statistics, held_out.features_ND, probabilities_NK).max()
+    assert most <= belief.distance <= most * (1 + 1e-5)  # of 60 images the furthest, to six digits
