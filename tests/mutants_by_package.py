@@ -829,4 +829,34 @@ BY_PACKAGE = {
             'seconds = finals[0]["elapsed_s"]',
         ),
     },
+    (
+        "vitcli/data/shards/remote.py",
+        "tests/data/shards/test_rows.py::test_bytes_of_a_server_that_never_tells_of_a_change_are_not_kept",
+    ): {
+        "bytes that may change unseen are kept": ("if self.is_local or not self.stamp:", "if self.is_local:"),
+    },
+    (
+        "vitcli/output/user_cache.py",
+        "tests/output/test_user_cache.py::test_no_more_is_deleted_than_what_is_too_much",
+    ): {
+        "a cache of the size to keep loses an entry": (
+            "if keep_bytes is not None and used <= keep_bytes:",
+            "if keep_bytes is not None and used < keep_bytes:",
+        ),
+    },
+    (
+        "vitcli/training/methods/delivery.py",
+        "tests/training/test_probe_head.py::test_weights_that_are_always_wrong_come_before_weights_whose_outputs_are_no_numbers",
+    ): {
+        "outputs that are no numbers are as good as wrong ones": (
+            "-1.0 if scores[alpha] is None else scores[alpha]",
+            "0.0 if scores[alpha] is None else scores[alpha]",
+        ),
+    },
+    (
+        "vitcli/features/suspects.py",
+        "tests/features/test_suspects.py::test_features_that_know_fewer_than_four_in_five_images_name_no_label",
+    ): {
+        "features that know no class name labels": ("if top1 >= LEAST_KNOWN else 0", "if top1 > 0 else 0"),
+    },
 }
