@@ -610,4 +610,271 @@ BY_PACKAGE = {
             'max(summary["elapsed_s"] for summary in summaries.values())',
         ),
     },
+    # Drawn at random over all packages.
+    (
+        "vitcli/data/checks/near_duplicates.py",
+        "tests/data/checks/test_near_duplicates.py::test_a_run_would_train_on_what_is_searched_unless_that_is_other_data",
+    ): {
+        "other data are what a run would train on": (
+            "return 0 if against.dataset else min(1, len(opened) - 1)",
+            "return min(1, len(opened) - 1)",
+        ),
+    },
+    (
+        "vitcli/data/checks/near_duplicates.py",
+        "tests/data/checks/test_near_duplicates.py::test_the_closest_of_all_pairs_are_shown_whichever_block_they_are_found_in",
+    ): {
+        "the pairs found first are the closest": (
+            "self.closest = sorted([*self.closest, *map(tuple, first.tolist())])[:SHOWN_PAIRS]",
+            "self.closest = [*self.closest, *map(tuple, first.tolist())][:SHOWN_PAIRS]",
+        ),
+    },
+    (
+        "vitcli/evaluation/belief/temperature.py",
+        "tests/evaluation/belief/test_temperature.py::test_ten_right_answers_are_no_reason_to_be_less_sure",
+    ): {
+        "ten right answers make a network less sure": (
+            "return temperature if gain_N.sum() > 0 else 1.0",
+            "return temperature",
+        ),
+    },
+    (
+        "vitcli/evaluation/regression.py",
+        "tests/evaluation/test_regression.py::test_a_network_is_compared_with_always_the_mean_of_the_training_images",
+    ): {
+        "a network is compared with the mean of its test images": (
+            "np.abs(predictions.targets_N - target.mean).mean()",
+            "np.abs(predictions.targets_N - predictions.targets_N.mean()).mean()",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/average_inputs.py",
+        "tests/training/many_runs/test_average_choice.py::test_runs_come_in_the_order_of_their_seeds",
+    ): {
+        "seed 10 comes before seed 9": (
+            "key=lambda path: (len(path.name), path.name)",
+            "key=lambda path: path.name",
+        ),
+    },
+    (
+        "vitcli/export/images.py",
+        "tests/export/test_calibration.py::test_networks_are_compared_on_images_from_the_whole_of_a_split",
+    ): {
+        "int8 is compared on few images": (
+            'most = NUM_IMAGES if precision == "fp32" else MAX_IMAGES',
+            "most = NUM_IMAGES",
+        ),
+        "a file is compared on the first class of a gate": (
+            "return Images(evenly(gate_split, MAX_IMAGES))",
+            "return Images(gate_split.part(0, min(MAX_IMAGES, len(gate_split)), name=gate_split.name))",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/sweep_results.py",
+        "tests/training/test_sweep_results.py::test_held_out_images_that_every_arm_had_seen_are_counted_once",
+    ): {
+        "images that all arms have seen count for each arm": (
+            'max((arm.get("num_held_out_seen") or 0 for arm in arms), default=0)',
+            'sum(arm.get("num_held_out_seen") or 0 for arm in arms)',
+        ),
+    },
+    (
+        "vitcli/distributed/transfer.py",
+        "tests/training/test_queued_device.py::test_a_computation_waits_for_its_batch_whose_memory_stays_until_the_computation_is_done",
+    ): {
+        "a computation waits for no copy": ("        computing.wait_stream(self._stream)\n", ""),
+    },
+    (
+        "vitcli/recipe/toml.py",
+        "tests/recipe/test_recipe.py::test_a_section_that_one_of_two_recipes_lacks_is_a_difference_either_way",
+    ): {
+        "a section that the first of two recipes lacks is no difference": (
+            "for name in {**left, **right}}",
+            "for name in left}",
+        ),
+    },
+    (
+        "vitcli/recipe/__init__.py",
+        "tests/recipe/test_recipe.py::test_a_value_of_a_section_that_a_recipe_lacks_comes_from_nowhere",
+    ): {
+        "sections that a recipe lacks have values": (
+            "(set(SECTIONS) - set(OPTIONAL_SECTIONS))",
+            "set(SECTIONS)",
+        ),
+    },
+    (
+        "vitcli/output/text.py",
+        "tests/training/test_probe_head.py::test_a_line_tells_the_parts_of_a_mixture_in_the_order_of_their_names",
+    ): {
+        "the parts of a mixture are exchanged": (
+            "{1 - alpha:.0%} probe head, {alpha:.0%} fine-tuned",
+            "{alpha:.0%} probe head, {1 - alpha:.0%} fine-tuned",
+        ),
+    },
+    (
+        "vitcli/export/usage.py",
+        "tests/export/test_usage.py::test_transformers_loads_a_network_without_classes_as_one_that_gives_features",
+    ): {
+        "a network without classes is loaded as a classifier": (
+            '"AutoModelForImageClassification" if has_classes else "AutoModel"',
+            '"AutoModelForImageClassification"',
+        ),
+    },
+    (
+        "vitcli/distributed/failures.py",
+        "tests/distributed/test_launch.py::test_a_run_that_ctrl_c_has_stopped_ends_with_130_whichever_process_got_it",
+    ): {
+        "Ctrl-C ends several processes with 143": (
+            "return 130 if 130 in codes.values() else 143",
+            "return 143",
+        ),
+    },
+    (
+        "vitcli/distributed/failures.py",
+        "tests/distributed/test_launch.py::test_of_two_killed_processes_the_first_is_named",
+    ): {
+        "the last of two killed processes is named": (
+            "raise _killed(killed[0], failures[killed[0]])",
+            "raise _killed(killed[-1], failures[killed[-1]])",
+        ),
+    },
+    (
+        "vitcli/weights/pretrained.py",
+        "tests/weights/test_pretrained.py::test_a_tag_tells_the_images_of_its_paper_in_the_order_of_training",
+    ): {
+        "DINO was trained on ImageNet-21k": ('"dino": "in1k"', '"dino": "in21k"'),
+    },
+    (
+        "vitcli/models/flops.py",
+        "tests/models/test_variants.py::test_the_activations_of_vit_b_16_are_17_values_a_token_with_its_class_token",
+    ): {
+        "the class token takes no memory": (
+            "(height * width + 1) * variant.hidden",
+            "(height * width) * variant.hidden",
+        ),
+    },
+    (
+        "vitcli/output/cache_listing.py",
+        "tests/output/test_user_cache.py::test_what_is_kept_is_what_was_there_without_what_went",
+    ): {
+        "what was deleted is kept": (
+            "sum(entry.num_bytes for entry in entries if entry not in deleted)",
+            "sum(entry.num_bytes for entry in entries)",
+        ),
+    },
+    (
+        "vitcli/distributed/runtime.py",
+        "tests/distributed/test_runtime.py::test_bf16_is_of_a_cpu_that_multiplies_it",
+    ): {
+        "any AVX512 multiplies bf16": (
+            '"avx512_bf16" in flags or "amx_bf16" in flags',
+            '"avx512" in flags or "amx_bf16" in flags',
+        ),
+    },
+    (
+        "vitcli/export/calibration.py",
+        "tests/export/test_calibration.py::test_the_scales_of_int8_are_measured_on_training_images",
+    ): {
+        "the scales of int8 are measured on test images": (
+            "name = recipe.data.train_split",
+            "name = recipe.data.eval_split",
+        ),
+    },
+    (
+        "vitcli/experiments/study.py",
+        "tests/experiments/test_study.py::test_the_compute_of_a_plan_is_that_of_all_runs_that_are_counted",
+    ): {
+        "the compute of a study is that of its largest run": (
+            'sum(cell["exaflops"] or 0.0 for cell in cells)',
+            'max(cell["exaflops"] or 0.0 for cell in cells)',
+        ),
+    },
+    (
+        "vitcli/distributed/fsdp.py",
+        "tests/distributed/test_fsdp.py::test_what_is_gathered_by_itself_is_each_block_of_a_network",
+    ): {
+        "all blocks are gathered at once": (
+            'name.split(".")[-2:-1] == ["blocks"]',
+            'name.split(".")[-1:] == ["blocks"]',
+        ),
+    },
+    (
+        "vitcli/training/methods/early_stopping.py",
+        "tests/training/test_early_stopping.py::test_an_evaluation_that_is_made_again_after_an_interruption_counts_once",
+    ): {
+        "an evaluation made again counts again": ("if step == self.last_step:", "if False:"),
+    },
+    (
+        "vitcli/cli/hints.py",
+        "tests/cli/test_app.py::test_an_option_of_other_programs_is_answered_with_ours_if_the_command_has_it",
+    ): {
+        "--batch is the batch of a device": ('"--batch": "--batch-size"', '"--batch": "--per-device-batch"'),
+        "an option is answered with one that the command lacks": (
+            "elif OPTIONS.get(name_here) in options:",
+            "elif OPTIONS.get(name_here):",
+        ),
+    },
+    (
+        "vitcli/weights/average.py",
+        "tests/weights/test_average.py::test_files_and_networks_have_the_same_tensors_either_way",
+    ): {
+        "a tensor of the file alone is dropped from an average": (
+            "sorted(set(state) ^ set(weights_names))",
+            "sorted(set(state) - set(weights_names))",
+        ),
+    },
+    (
+        "vitcli/evaluation/belief/familiar.py",
+        "tests/evaluation/belief/test_familiar.py::test_statistics_of_more_than_16_megabytes_are_not_kept",
+    ): {
+        "a covariance of any size is stored": (
+            "num_classes * width + width * (width + 1) // 2 > MOST_NUMBERS",
+            "num_classes * width + width > MOST_NUMBERS",
+        ),
+    },
+    (
+        "vitcli/data/shards/rows.py",
+        "tests/data/shards/test_rows.py::test_every_row_is_in_one_block_and_no_other_row_in_any",
+    ): {
+        "there is a row behind the last": ("if not 0 <= row < starts[-1]:", "if not 0 <= row <= starts[-1]:"),
+    },
+    (
+        "vitcli/training/many_runs/sweep_results.py",
+        "tests/training/test_sweep_results.py::test_the_speed_of_several_runs_is_all_their_images_by_all_their_time",
+    ): {
+        "the speed of several runs is by the time of one": (
+            'seconds = sum(final["elapsed_s"] for final in finals)',
+            'seconds = finals[0]["elapsed_s"]',
+        ),
+    },
+    (
+        "vitcli/data/shards/remote.py",
+        "tests/data/shards/test_rows.py::test_bytes_of_a_server_that_never_tells_of_a_change_are_not_kept",
+    ): {
+        "bytes that may change unseen are kept": ("if self.is_local or not self.stamp:", "if self.is_local:"),
+    },
+    (
+        "vitcli/output/user_cache.py",
+        "tests/output/test_user_cache.py::test_no_more_is_deleted_than_what_is_too_much",
+    ): {
+        "a cache of the size to keep loses an entry": (
+            "if keep_bytes is not None and used <= keep_bytes:",
+            "if keep_bytes is not None and used < keep_bytes:",
+        ),
+    },
+    (
+        "vitcli/training/methods/delivery.py",
+        "tests/training/test_probe_head.py::test_weights_that_are_always_wrong_come_before_weights_whose_outputs_are_no_numbers",
+    ): {
+        "outputs that are no numbers are as good as wrong ones": (
+            "-1.0 if scores[alpha] is None else scores[alpha]",
+            "0.0 if scores[alpha] is None else scores[alpha]",
+        ),
+    },
+    (
+        "vitcli/features/suspects.py",
+        "tests/features/test_suspects.py::test_features_that_know_fewer_than_four_in_five_images_name_no_label",
+    ): {
+        "features that know no class name labels": ("if top1 >= LEAST_KNOWN else 0", "if top1 > 0 else 0"),
+    },
 }

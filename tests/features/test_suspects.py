@@ -205,3 +205,13 @@ def test_wrong_labels_of_small_images_are_found_as_often_as_by_cleanlab(shared, 
 
     theirs = [np.mean(results[name]) for name in results if name.startswith("cleanlab")]
     assert np.mean(results["vit"]) >= max(theirs) > 0.7
+
+
+@pytest.mark.parametrize(("top1", "named"), [(0.8, 1), (0.79, 0)])
+def test_features_that_know_fewer_than_four_in_five_images_name_no_label(top1, named):
+    scores_NK = 2.0 * np.eye(3)[np.arange(60) % 3] - 1
+    labels_N = np.arange(60) % 3
+    labels_N[7] = 2  # it looks like all of class 1
+
+    judged = suspects.by_left_out_scores(np.arange(60), scores_NK, labels_N, l2=1.0, top1=top1)
+    assert (judged.rows_N[0], judged.other_N[0], judged.num_named) == (7, 1, named)

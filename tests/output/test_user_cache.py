@@ -217,3 +217,10 @@ def test_what_is_kept_is_what_was_there_without_what_went(monkeypatch, dry_run):
 
     result = cache_listing.clear_cache(ClearOptions(kinds=("decoded",), dry_run=dry_run))
     assert (result["freed_bytes"], result["kept_bytes"]) == (10, 3200)
+
+
+@pytest.mark.parametrize(("keep_bytes", "deleted"), [(600, []), (500, [3]), (499, [3, 2]), (0, [3, 2, 1])])
+def test_no_more_is_deleted_than_what_is_too_much(keep_bytes, deleted):
+    entries = [SimpleNamespace(num_bytes=100 * (4 - age), last_used=10 - age, age=age) for age in (1, 2, 3)]
+
+    assert [entry.age for entry in user_cache.choose(entries, keep_bytes=keep_bytes)] == deleted

@@ -382,3 +382,9 @@ def test_a_line_tells_the_parts_of_a_mixture_in_the_order_of_their_names():
     summary = chosen({1.0: 0.9, 0.75: 0.95, 0.5: 0.9, 0.25: 0.9, 0.0: 0.8})
 
     assert brief_delivery(summary).startswith("25% probe head, 75% fine-tuned")
+
+
+def test_weights_that_are_always_wrong_come_before_weights_whose_outputs_are_no_numbers():
+    summary = chosen({1.0: None, 0.75: None, 0.5: 0.0, 0.25: 0.0, 0.0: 0.0})
+
+    assert summary["delivered_alpha"] == 0.5

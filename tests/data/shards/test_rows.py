@@ -10,6 +10,7 @@ import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import fsspec
@@ -1080,3 +1081,10 @@ def test_every_row_is_in_one_block_and_no_other_row_in_any():
     for row in (-1, 7):
         with pytest.raises(IndexError, match=f"row {row} of 7"):
             _index_of(starts, row)
+
+
+def test_bytes_of_a_server_that_never_tells_of_a_change_are_not_kept(monkeypatch):
+    monkeypatch.setattr(remote, "kept_block", lambda *args: pytest.fail("it may change unseen"))
+    file = SimpleNamespace(is_local=False, stamp="", read=lambda first, last: bytes(range(first, last)))
+
+    assert remote.ShardFile.read_kept(file, 3, 6) == b"\x03\x04\x05"
