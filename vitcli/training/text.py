@@ -187,8 +187,8 @@ def _refit(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if not (facts := summary.get("refit")):
         return []
     before = (summary.get("probe_head") or {}).get("left_out_top1")
-    linear = "" if before is None else f"; a linear classifier before training: {before:.1%}, leaving one out"
-    return [("head", f"refitted in closed form on {count_of(facts['num_examples'], 'image')}{linear}")]
+    frozen = "" if before is None else f"; frozen features: {before:.1%} (leave-one-out)"
+    return [("head", f"refitted on {count_of(facts['num_examples'], 'image')}{frozen}")]
 
 
 def length_text(steps: int, batch_size: int, num_examples: int) -> str:
