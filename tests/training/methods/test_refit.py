@@ -104,7 +104,7 @@ def test_images_of_no_single_class_are_refused(photos, kind):
     recipe = recipes.load("finetune/default", ["model.head=refit"], given)
     split = replace(DataSet(str(photos)).open("train"), **{kind: True})
 
-    with pytest.raises(VitError, match="has no known one per image"):
+    with pytest.raises(VitError, match="has not one per image"):
         check_refit(split, recipe)
     check_refit(split, recipes.load("finetune/default", ["model.head=zero"], given))
 

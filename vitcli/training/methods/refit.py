@@ -41,12 +41,12 @@ def check_refit(train: Split, recipe: Recipe) -> None:
     """Refuse to refit a head that predicts no single class of an image.
 
     Raises:
-        VitError: images have several labels or numbers, or their labels are read with the images alone.
+        VitError: images have several labels or numbers.
     """
-    if recipe.model.head != REFIT or not (train.has_several_labels or train.has_numbers or train.is_large):
+    if recipe.model.head != REFIT or not (train.has_several_labels or train.has_numbers):
         return
     raise VitError(
-        f"the closed form of a refitted head predicts one class, and {train.name} has no known one per image",
+        f"the closed form of a refitted head predicts one class, and {train.name} has not one per image",
         where="recipe key model.head",
         fix="--set model.head=zero",
     )
