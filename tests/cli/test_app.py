@@ -592,10 +592,10 @@ def test_the_defaults_in_the_help_are_those_of_the_recipes_that_a_folder_gets():
     few, some, many = (recipe.load(f"modern/finetune-{size}", (), GIVEN) for size in ("few", "some", "many"))
     told = {"steps": [few.schedule.steps, some.schedule.steps, many.schedule.epochs]}
     told |= {"batch-size": [few.train.batch_size, auto.SOME, many.train.batch_size]}
-    told |= {"lr": [each.optimizer.lr for each in (few, some, many)], "seed": [0], "runs": [1]}
+    told |= {"lr": [some.optimizer.lr, auto.SOME, many.optimizer.lr], "seed": [0], "runs": [1]}
     page = " ".join(run("finetune", "--help").out.split())
 
-    assert few.train.batch_size == some.train.batch_size
+    assert (few.train.batch_size, few.optimizer.lr) == (some.train.batch_size, some.optimizer.lr)
     assert {(each.train.seed, each.train.runs) for each in (few, some, many)} == {(0, 1)}
     for name, values in told.items():
         default = re.search(rf"--{name} [A-Z]+ .*?\(default: ([^)]*)\)", page)[1]

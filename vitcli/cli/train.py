@@ -98,7 +98,7 @@ vit finetune --ckpt vit_l16.npz --dataset oxford_pets --res 384 --runs 3""",
     defaults={
         "--steps": "by the recipe; own images: 200, 600 or 10 epochs, by the images per class",
         "--batch-size": "by the recipe; own images: 32, from 500 images per class on 128",
-        "--lr": "by the recipe; own images: 0.01, 0.02 or 0.0005, by the images per class",
+        "--lr": "by the recipe; own images: 0.01, from 500 images per class on 0.0005",
         "--seed": "0",
         "--runs": "1",
     },
