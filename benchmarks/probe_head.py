@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--ckpt", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--recipe", default="modern/finetune-some")
+    parser.add_argument("--recipe", default="modern/finetune-many", help="one with AdamW")
     options = parser.parse_args()
     print("| data | probe | " + " | ".join(f"{lr:g}" for lr in LEARNING_RATES) + " |")
     print("|---|---|" + "---|" * len(LEARNING_RATES))
@@ -47,7 +47,7 @@ def scores(task: str, lr: float, options: argparse.Namespace) -> tuple[float, fl
     """
     steps = EARLY if lr == NO_RATE else options.steps
     out = options.out / f"{task}-{lr:g}"
-    keys = {**TASKS[task], "train.save_every": 0, "eval.every": EARLY}
+    keys = {**TASKS[task], "model.head": "probe", "train.save_every": 0, "eval.every": EARLY}
     words = ["finetune", "--recipe", options.recipe, "--ckpt", options.ckpt]
     words += ["--dataset", options.data / task, "--steps", steps, "--lr", lr, "--out", out]
     summary = vit(*words, *(word for key, value in keys.items() for word in ("--set", f"{key}={value}")))
