@@ -331,15 +331,21 @@ def test_a_tag_names_other_weights_than_those_that_timm_loads_by_default(tiny_fi
 @pytest.mark.slow
 def test_fine_tuning_says_whose_statistics_a_bare_file_gets(pictures, tiny_file):
     words = ("finetune", "--ckpt", tiny_file, "--dataset", pictures)
-    unnamed, notes = plan(*words)
+    unnamed, notes = plan(*words, "--verbose")
     of_paper, quiet = plan(*words, "--model", "Ti/16")
-    of_deit, of_timm = plan(*words, "--model", "deit_tiny_patch16_224")
+    of_deit, of_timm = plan(*words, "--model", "deit_tiny_patch16_224", "--verbose")
     shown = run("inspect", tiny_file, "--summary", "--model", "deit_tiny_patch16_224").out
 
-    assert "note: mean 0.5, std 0.5: the weights do not store theirs (--model NAME of timm" in notes
+    assert "note: mean 0.5, std 0.5: the weights store none; timm's by --model NAME.TAG" in " ".join(
+        notes.split()
+    )
     assert unnamed["mean"] == of_paper["mean"] == [0.5] * 3 and "mean 0.5" not in quiet
     line = "mean 0.485 0.456 0.406, std 0.229 0.224 0.225, as timm has it for deit_tiny_patch16_224"
-    assert of_deit["mean"] == [0.485, 0.456, 0.406] and line in of_timm and line in " ".join(shown.split())
+    assert (
+        of_deit["mean"] == [0.485, 0.456, 0.406]
+        and line in " ".join(of_timm.split())
+        and line in " ".join(shown.split())
+    )
 
 
 def test_fresh_networks_and_the_demo_s_get_what_the_recipes_said():
