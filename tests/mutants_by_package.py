@@ -12,7 +12,7 @@ BY_PACKAGE = {
     },
     ("vitcli/training/run.py", "tests/training/methods/test_refit.py"): {
         "labels are checked by the features that know them": (
-            "refit.facts_of(state.probe or None, after)",
+            "refit.facts_of(state.frozen_head or None, after)",
             "refit.facts_of(after.facts, after)",
         ),
         "the head is refitted on weights that are not delivered": (

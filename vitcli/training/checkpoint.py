@@ -315,8 +315,8 @@ def _wrong_state(state: dict[str, Any], stored_step: object, step: int, total_st
         if key not in state or not is_right(state[key]):
             return f"{key} in state.json is missing or wrong"
     wrong = [key for key in FLAGS if type(state.get(key, False)) is not bool]
-    if not wrong and type(state.get("probe", {})) is not dict:
-        return "probe in state.json is not an object"
+    if not wrong and type(state.get("frozen_head", {})) is not dict:
+        return "frozen_head in state.json is not an object"
     return f"{wrong[0]} in state.json is no truth value" if wrong else None
 
 

@@ -153,10 +153,10 @@ class TrainingRun:
 
         The closed form before training says which labels it contradicts.
         """
-        if state.probe is None:
+        if state.frozen_head is None:
             launch.enter("the feature pass before training")
-            before = evaluation.fit_closed_form()
-            state.probe = before.facts if before else {}
+            before = evaluation.fit_closed_form(checks_labels=True)
+            state.frozen_head = before.facts if before else {}
             if before:
                 self.job.progress.detail(probe_head_text(before.facts))
         best = self._train_and_save(state, evaluation)
@@ -164,10 +164,10 @@ class TrainingRun:
         if state.average:
             state.model.load_state_dict(fsdp.all_sliced_like(state.average.tensors, state.model.state_dict()))
             state.average = None
-        after = evaluation.fit_closed_form()
+        after = evaluation.fit_closed_form(checks_labels=False)
         if after:
             refit.join(state.model, after)
-        return refit.facts_of(state.probe or None, after) | best
+        return refit.facts_of(state.frozen_head or None, after) | best
 
     def _train_from_probe(self, state: TrainingState, evaluation: PeriodicEvaluation) -> dict[str, Any]:
         """Train from the closed form, and leave the best of start, end and what is between in the network.

@@ -42,7 +42,7 @@ class TrainingState:
         average: Polyak average of the weights, if the recipe asks for one.
         group: process group in which the slices of a sharded model are saved; None for whole models.
         start: the weights before step 1 of a run with a probe head; None for any other head.
-        probe: of a run that refits its head, facts of the closed form before step 1; None before it is known.
+        frozen_head: of a run that refits its head, facts of the closed form before step 1; None before.
         step: optimizer steps done.
         elapsed_s: time spent in steps, including those before a resume.
         skipped: names of the undecodable images that this process left out.
@@ -59,7 +59,7 @@ class TrainingState:
     average: WeightAverage | None = None
     group: Any = None
     start: StartWeights | None = None
-    probe: dict[str, Any] | None = None
+    frozen_head: dict[str, Any] | None = None
     step: int = 0
     elapsed_s: float = 0.0
     skipped: set[str] = field(default_factory=set)
@@ -101,8 +101,8 @@ class TrainingState:
         }
         if self.start:
             state["probe_head"] = self.start.state()
-        if self.probe is not None:
-            state["probe"] = self.probe
+        if self.frozen_head is not None:
+            state["frozen_head"] = self.frozen_head
         if self.group is None and not self.runtime.is_main:
             return None
         average = self.average.tensors if self.average else None
@@ -191,7 +191,7 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
     if state.start:
         state.start.restore(saved.tensors["start"], saved.state["probe_head"])
     if job.recipe.model.head == REFIT:
-        state.probe = saved.state.get("probe", {})
+        state.frozen_head = saved.state.get("frozen_head", {})
     if not saved.state.get("fused"):  # begun without: by an older version or on another device
         unfuse(state.optimizer)
     checkpoint.restore_optimizer(state.model, state.optimizer, saved.tensors["optimizer"])

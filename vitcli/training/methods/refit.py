@@ -66,6 +66,7 @@ def fit(
     most_rows: int,
     loss: str,
     balance: str,
+    checks_labels: bool,
 ) -> tuple[ClosedFormHead | None, list[str]]:
     """Fit the closed form on training images as they are evaluated; None of features that are not finite.
 
@@ -73,6 +74,7 @@ def fit(
 
     Args:
         most_rows: of more images a random sample is taken that no seed changes.
+        checks_labels: name the labels that the left-out scores contradict, of features that do not know them.
     """
     sample = random_subset(split, most_rows, seed=0) if len(split) > most_rows else split
     rows, skipped = features_of(model, sample, preprocessing, settings)
@@ -81,7 +83,8 @@ def fit(
         if not torch.isfinite(rows.features_ND).all() or len(np.unique(rows.labels_N)) < 2:
             return None
         head = closed_form_head(*rows.columns, num_classes=split.num_classes, loss=loss, balance=balance)
-        facts = {"num_train_examples": len(split), "labels_to_check": labels_to_check(head, rows, split)}
+        facts = {"num_train_examples": len(split)}
+        facts |= {"labels_to_check": labels_to_check(head, rows, split)} if checks_labels else {}
         return replace(head, facts=head.facts | facts, left_out=None)  # which need not be sent
 
     return settings.runtime.on_main(solved), skipped
