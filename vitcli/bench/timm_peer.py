@@ -102,7 +102,7 @@ def network(arch: Architecture, *, dropout: float = 0.0, drop_path: float = 0.0)
     Raises:
         VitError: timm has no network with these parts.
     """
-    if arch.pre_logits or (arch.posemb, arch.posemb_at) != ("1d", "stem"):
+    if arch.pre_logits or arch.head_layers or (arch.posemb, arch.posemb_at) != ("1d", "stem"):
         raise VitError(
             f"timm has no {arch.name} with these parts",
             where="--compare timm; recipe keys model.pre_logits, model.posemb",

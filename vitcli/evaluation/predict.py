@@ -268,8 +268,8 @@ def _features_and_logits(model: nn.Module, mirrored: Network | None) -> Network:
 
     def outputs(images_BCHW: Tensor) -> Tensor:
         if mirrored is None:
-            return features.outputs(model, images_BCHW, layer="pre_logits", with_logits=True)
-        features_BD = features.outputs(model, images_BCHW, layer="pre_logits", with_logits=False)
+            return features.outputs(model, images_BCHW, layer="one_layer", with_logits=True)
+        features_BD = features.outputs(model, images_BCHW, layer="one_layer", with_logits=False)
         return torch.cat([features_BD.float(), mirrored(images_BCHW)], dim=1)
 
     return outputs

@@ -387,6 +387,9 @@ def _protocol(summary: dict[str, Any]) -> str:
         if facts := summary.get("refit"):
             text += " The closed form of few-shot classification on their features of "
             text += f"{count_of(facts['num_examples'], 'training image')} was then added to the head."
+            if layers := facts.get("head_layers"):
+                text += f" That reads class token and mean of the patches of the last {layers} blocks, since "
+                text += "their closed form was ahead before training, each image left out in turn."
     if average := summary.get("average"):
         return f"{paragraph(text)}\n\n{_average(average)}"
     if not summary.get("choices") and "delivered" in summary:

@@ -23,7 +23,7 @@ from vitcli.evaluation import inference
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.inspection.analysis import attention_distance, output_attention, patch_distances, rollout_layer
 from vitcli.models.architecture import Architecture
-from vitcli.models.features import has_normed_token
+from vitcli.models.features import has_normed_token, tokens_of
 
 CLASS_TOKEN, PATCHES = "class token", "mean of the patches"
 MOST_WEIGHTS = 2**25  # attention weights of a batch in one layer: 128 MiB in fp32, and a few copies of it
@@ -222,7 +222,7 @@ def feature_map(model: nn.Module, encoded: Any) -> Tensor | None:
     grid, encoded = patch_grid(model), encoded.float().cpu()
     # Tokens of a transformer, the prefix first.
     if encoded.ndim == 3 and grid is not None:
-        patches_BND = encoded[:, getattr(model, "num_prefix_tokens", 0) :]
+        patches_BND = tokens_of(model, encoded)[:, getattr(model, "num_prefix_tokens", 0) :]
         return patches_BND.unflatten(1, grid) if patches_BND.shape[1] == grid[0] * grid[1] else None
     # A feature map, channels first or last.
     if encoded.ndim == 4:

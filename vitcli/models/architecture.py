@@ -32,6 +32,7 @@ class Architecture:
         posemb_at: where it is added: "stem" or at the input of every layer.
         norm_eps: added to the variance by the layer norms of a network of the paper.
         representation_size: E of `pre_logits` where it is not D, as the authors' code allows; else 0.
+        head_layers: blocks that the head reads, see `models.layered_head`; 0 for an ordinary head.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Architecture:
     posemb_at: str = "stem"
     norm_eps: float = 1e-6
     representation_size: int = 0
+    head_layers: int = 0
 
     @property
     def is_of_the_paper(self) -> bool:
@@ -55,12 +57,19 @@ class Architecture:
     def is_plain(self) -> bool:
         """Return True for an unmodified ViT of Table 1, whose cost follows from formulas."""
         variant = find_variant(self.name)
-        is_unmodified = (self.posemb, self.posemb_at, self.pre_logits) == ("1d", "stem", False)
+        parts = (self.posemb, self.posemb_at, self.pre_logits, self.head_layers)
+        is_unmodified = parts == ("1d", "stem", False, 0)
         return bool(variant and variant.is_plain and is_unmodified and self.model_args == variant.timm_args)
 
     @property
     def classifier(self) -> str:
-        """Return "gap" for the mean of the tokens, "token" for the class token, "" for timm's own choice."""
+        """Return what the head reads.
+
+        "gap" for the mean of the tokens, "token" for the class token, "layers" for both of several layers, ""
+        for timm's own choice.
+        """
+        if self.head_layers:
+            return "layers"
         if self.model_args.get("class_token") is False and self.model_args.get("global_pool") == "avg":
             return "gap"
         return "token" if self.is_of_the_paper and "depth" in self.model_args else ""
@@ -98,12 +107,14 @@ class Architecture:
 
     def with_head(self, num_classes: int) -> "Architecture":
         """Return the network with one dense layer as head, as in fine-tuning (paper, 3.2); 0 for no head."""
-        return replace(self, num_classes=num_classes, pre_logits=False, representation_size=0)
+        ordinary = {"pre_logits": False, "representation_size": 0, "head_layers": 0}
+        return replace(self, num_classes=num_classes, **ordinary)
 
     def as_dict(self) -> dict:
         stored = {**asdict(self), "image_size": list(self.image_size)}
-        if not self.representation_size:  # earlier versions refuse a key that they do not know
-            del stored["representation_size"]
+        for name in ("representation_size", "head_layers"):
+            if not stored[name]:  # earlier versions refuse a key that they do not know
+                del stored[name]
         return stored
 
     @classmethod
@@ -123,6 +134,10 @@ class Architecture:
                 stored["representation_size"] and not stored["pre_logits"]
             ):
                 wrong = ["representation_size"]
+            elif not 0 <= stored["head_layers"] <= MOST_LAYERS or (
+                stored["head_layers"] and (stored["pre_logits"] or not stored["num_classes"])
+            ):
+                wrong = ["head_layers"]
         choices = {"gelu": GELUS, "posemb": POSEMBS, "posemb_at": POSEMB_PLACES}
         wrong += [name for name, allowed in choices.items() if not wrong and stored[name] not in allowed]
         if wrong or stored.keys() - types.keys():

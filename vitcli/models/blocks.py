@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.errors import VitError
-from vitcli.models.features import features_at
+from vitcli.models.features import features_at, tokens_of
 
 TOKEN, MEAN, HEAD = "token", "mean", "head"
 
@@ -64,7 +64,7 @@ def num_blocks(model: nn.Module, image_size: tuple[int, int]) -> int:
     model.eval()
     try:
         with torch.no_grad(), reading(blocks, range(1, len(blocks) + 1), kept.__setitem__):
-            encoded = model.forward_features(images_BCHW)
+            encoded = tokens_of(model, model.forward_features(images_BCHW))
     finally:
         model.train(was_training)
     is_alike = all(isinstance(x, Tensor) and x.shape == encoded.shape for x in kept.values())
@@ -112,6 +112,7 @@ def _layout_of_blocks(
     with torch.no_grad():
         encoded = model.forward_features(_noise(model, image_size))
         of_head = features_at(model, encoded, "pre_logits")
+    encoded = tokens_of(model, encoded)
     num_tokens, width = encoded.shape[1:]
     names = [TOKEN] * has_token(model) + [MEAN]
     parts = [(name, layer, width) for layer in layers for name in names]
@@ -143,8 +144,9 @@ def read_layers(
     inner = [layer for layer in layout.layers if layer < last]
     with reading(model.blocks, inner, lambda layer, tokens_BTD: pool(layer, model.norm(tokens_BTD))):
         encoded = model.forward_features(images_BCHW)
-    pool(last, encoded)
     read[HEAD, last] = features_at(model, encoded, "pre_logits")
+    encoded = tokens_of(model, encoded)
+    pool(last, encoded)
     columns = [read[name, layer] for name, layer, _ in layout.parts]
     if with_tokens:
         columns.append(encoded.flatten(1))

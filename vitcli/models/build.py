@@ -3,7 +3,7 @@
 State dicts use timm's names. What timm lacks has names of our own, which timm refuses to load, as it should:
 it would compute other logits. With a representation layer (paper, section 3.1) `head` has two dense layers,
 `head.pre_logits.*` (D -> E, then tanh) and `head.head.*` (E -> K); position embeddings of Table 8 are
-`positions.*`.
+`positions.*`. A head that reads several layers (`layered_head`) has timm's names and another shape.
 
 D hidden width, E representation size (D in the paper), K classes.
 """
@@ -23,6 +23,7 @@ from vitcli.models.architecture import GAP, Architecture
 from vitcli.models.attention import choose_attention
 from vitcli.models.gelu import choose_gelu
 from vitcli.models.init import init_as_the_authors
+from vitcli.models.layered_head import with_layered_head
 from vitcli.models.resnet import use_official_arithmetic
 from vitcli.models.variants import SIZES, VARIANTS, Variant, find_variant, resized, variant_of_timm
 
@@ -339,7 +340,7 @@ def _network(
     if any(isinstance(module, nn.GroupNorm) for module in model.modules()):
         first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
         first.register_forward_pre_hook(_channels_first)
-    return model
+    return with_layered_head(model, arch.head_layers) if arch.head_layers else model
 
 
 def _channels_first(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:

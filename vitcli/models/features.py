@@ -28,7 +28,7 @@ def outputs(model: nn.Module, images_BCHW: Tensor, *, layer: str, with_logits: b
     Args:
         layer: "pre_logits" for the input of the last layer (paper, section 4.1), after the tanh layer where
             there is one; "token" for the class token or "gap" for the mean of the patch tokens, both after
-            the last norm.
+            the last norm; "one_layer" for "pre_logits", of a head that reads several layers for "token".
     """
     if layer == "gap":  # all tokens
         return _outputs(model, images_BCHW, layer, with_logits)
@@ -92,10 +92,10 @@ def check_layer(model: nn.Module, layer: str) -> None:
 
 def features_at(model: nn.Module, encoded: Tensor, layer: str) -> Tensor:
     """Return the features (B, D) at a layer, see `outputs`, from the output of `forward_features`."""
-    if layer == "token":
+    if layer == "token" or (layer == "one_layer" and num_read(model) > 1):
         return encoded[:, 0]
     if layer == "gap" and encoded.ndim == 3 and getattr(model, "global_pool", None) == "token":
-        return encoded[:, model.num_prefix_tokens :].mean(dim=1)
+        return tokens_of(model, encoded)[:, model.num_prefix_tokens :].mean(dim=1)
     if layer == "gap":  # the network does its own pooling
         return model.forward_head(encoded, pre_logits=True)
     # The input of the last layer; the tanh layer of pre-training is part of our head, not of timm's.
@@ -107,3 +107,13 @@ def features_at(model: nn.Module, encoded: Tensor, layer: str) -> Tensor:
 def has_normed_token(model: nn.Module) -> bool:
     """Return True if the head reads the class token after the last norm."""
     return getattr(model, "cls_token", None) is not None and getattr(model, "global_pool", None) == "token"
+
+
+def num_read(model: nn.Module) -> int:
+    """Return how many vectors of the hidden width the head reads; several only if of several layers."""
+    return getattr(model, "num_read", 1)
+
+
+def tokens_of(model: nn.Module, encoded: Tensor) -> Tensor:
+    """Return the tokens of the last layer, without the rows of several layers that a head reads."""
+    return encoded[:, : -num_read(model)] if num_read(model) > 1 else encoded

@@ -250,8 +250,12 @@ def average_lines(average: dict[str, Any]) -> list[str]:
     return [*lines, *average["notes"]]
 
 
-def probe_head_text(facts: dict[str, Any]) -> str:
-    """Return how the head of a run started as a closed form."""
+def probe_head_text(facts: dict[str, Any], *, head_layers: int = 0) -> str:
+    """Return how the head of a run started as a closed form.
+
+    Args:
+        head_layers: of the recipe, which the facts name where the network has a place for such a head.
+    """
     fitted, available = facts["num_examples"], facts["num_train_examples"]
     images = count_of(fitted, "image") + ("" if fitted == available else f" drawn from {available:,}")
     accuracy = facts["left_out_top1"]
@@ -259,7 +263,21 @@ def probe_head_text(facts: dict[str, Any]) -> str:
     left_out = f"no class has two{' groups' if of_groups else ''}"
     if accuracy is not None:
         left_out = f"{accuracy:.2%} leaving {'a group' if of_groups else 'one'} out"
-    return f"probe head: closed form on {images}, {left_out} (l2 {facts['l2']:g})"
+    text = f"probe head: closed form on {images}, {left_out} (l2 {facts['l2']:g})"
+    if not head_layers:
+        return text
+    if "head_layers" not in facts:
+        return f"{text}; its head reads one layer: no plain ViT with {head_layers} blocks, or sharded"
+    return f"{text}; {layers_text(facts)}"
+
+
+def layers_text(facts: dict[str, Any]) -> str:
+    """Return how many layers a delivered head reads, and the left-out accuracies that chose them."""
+    layers, scores = facts["head_layers"], (facts["one_layer_top1"], facts["layered_top1"])
+    read = f"the head reads class token and patch mean of {layers} layers" if layers else "the head reads one"
+    if scores[0] is None:
+        return f"{read}: nothing could be left out"
+    return f"{read}: frozen features of one layer {scores[0]:.1%}, of several {scores[1]:.1%} (left out)"
 
 
 def delivery_text(summary: dict[str, Any]) -> str:

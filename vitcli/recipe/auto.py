@@ -40,7 +40,7 @@ def choose(
     chosen = recipe.by_size[size].with_notes(line)
     model, objective = chosen.model, chosen.objective
     if model.head in (PROBE, REFIT) and (has_several_labels or max(present) < 2) and HEAD not in recipe.given:
-        model = model.model_copy(update={"head": "zero"})
+        model = model.model_copy(update={"head": "zero", "head_layers": 0})
     if is_large and WEIGHTS not in recipe.given:
         objective = objective.model_copy(update={"class_weights": "none"})
     return chosen.model_copy(update={"model": model, "objective": objective})

@@ -112,6 +112,9 @@ class Model(WithAddress):
         "fewshot (probe), or zeros that the closed form joins after the last step (docs/finetuning.md)",
         "zero",
     )
+    head_layers: NonNegativeInt = key(
+        "of head = refit: it reads so many of the last blocks where their closed form is ahead, left out", 0
+    )
     dropout: Fraction = key("probability, after the position embedding and dense layers (paper, B.1)", 0.0)
     drop_path: Fraction = key("probability of skipping the last block, linear from 0 (AugReg)", 0.0)
     patch_dropout: Fraction = key("fraction of patches left out of each training image (2208.07220)", 0.0)

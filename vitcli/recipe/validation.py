@@ -11,7 +11,17 @@ from pydantic import BaseModel, ValidationError
 
 from vitcli.errors import VitError, nearest
 from vitcli.recipe.group_rule import group_rule
-from vitcli.recipe.schema import KEYS, ONE_OF, OTHER, SECTIONS, TRAINING_SECTIONS, Recipe, Section, table_in
+from vitcli.recipe.schema import (
+    KEYS,
+    ONE_OF,
+    OTHER,
+    REFIT,
+    SECTIONS,
+    TRAINING_SECTIONS,
+    Recipe,
+    Section,
+    table_in,
+)
 from vitcli.recipe.toml import nested, toml_value
 
 SEE_SCHEMA = "vit recipes schema lists every key with its meaning"
@@ -249,11 +259,13 @@ BELONGS = {
 }
 # Further values of that key with which the first is allowed, but not required.
 ALSO_WITH = {"data.eval_crop_fraction": ["square", "weights"]}
+HEAD_LAYERS = "model.head_layers"
 # Keys about classes, which an objective of numbers has none of, and the values that turn them off.
 OF_CLASSES = {
     **dict.fromkeys(("objective.mixup", "objective.cutmix", "objective.label_smoothing"), (0,)),
     **{"objective.head_bias": (0,), "objective.class_weights": ("none",), "data.sampling": ("uniform",)},
     **{"data.num_classes": (None,), "model.head": ("zero", "keep"), "train.folds": (0,)},
+    HEAD_LAYERS: (0,),
 }
 # Keys that cannot list values to choose from, and why.
 FIXED_IN_A_CHOICE = {
@@ -274,6 +286,8 @@ def is_overridden(key: str, layer: dict[str, Any]) -> bool:
     choice, needed = BELONGS.get(key, (None, None))
     loss = layer.get("objective.loss", "softmax")
     if (key in OF_CLASSES and loss == "regression") or (key == WEIGHTS and loss != "softmax"):
+        return True
+    if key == HEAD_LAYERS and layer.get("model.head", REFIT) != REFIT:
         return True
     other = {WEIGHTS: SAMPLING, SAMPLING: WEIGHTS}.get(key)
     if layer.get(other) == "balanced":  # with both, classes would count twice
@@ -298,12 +312,7 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if values.get("data.trivialaugment") is True and values.get("data.randaugment") is not None:
         what = "data.trivialaugment and data.randaugment are both given"
         yield "data.trivialaugment", what, "use one of the two; the other is set to false or none"
-    if values.get("model.lora_alpha") is not None and not values.get("model.lora_rank"):
-        what = "model.lora_alpha is for model.lora_rank, which is 0 here"
-        yield "model.lora_alpha", what, "leave it out, or set model.lora_rank, such as to 16"
-    if values.get("model.patch_dropout") and values.get("objective.loss") == "masked_patch":
-        what = "model.patch_dropout would leave out patches that objective.loss = 'masked_patch' predicts"
-        yield "model.patch_dropout", what, "leave it out"
+    yield from _contradictions_of_the_model(values)
     if values.get("train.patience") and not values.get("eval.every"):
         what = "train.patience counts evaluations during training, and eval.every is 0"
         yield "train.patience", what, "set eval.every to a number of steps, or leave it out"
@@ -361,6 +370,21 @@ def _imbalance(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if weights != "none" and sampling != "uniform" and "balanced" in (weights, sampling):
         what = f"objective.class_weights = {weights!r} and data.sampling = {sampling!r} count twice"
         yield "data.sampling", what, "use one of the two, or sqrt for both"
+
+
+def _contradictions_of_the_model(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield what does not hold between keys of the network, as `contradictions` does."""
+    if values.get("model.lora_alpha") is not None and not values.get("model.lora_rank"):
+        what = "model.lora_alpha is for model.lora_rank, which is 0 here"
+        yield "model.lora_alpha", what, "leave it out, or set model.lora_rank, such as to 16"
+    if values.get(HEAD_LAYERS) and values.get("model.head", "zero") != REFIT:
+        what = (
+            f"{HEAD_LAYERS} is for model.head = {REFIT!r}, which is {values.get('model.head', 'zero')!r} here"
+        )
+        yield HEAD_LAYERS, what, f"leave it out, or set model.head to {REFIT!r}"
+    if values.get("model.patch_dropout") and values.get("objective.loss") == "masked_patch":
+        what = "model.patch_dropout would leave out patches that objective.loss = 'masked_patch' predicts"
+        yield "model.patch_dropout", what, "leave it out"
 
 
 def _contradictions_of_averages(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -45,6 +45,7 @@ from vitcli.weights.average import START
 from vitcli.weights.io import read_weights, write_weights
 from vitcli.weights.licences import KEY as LICENCE
 from vitcli.weights.licences import UNKNOWN
+from vitcli.weights.locate import LAYERED
 
 
 def summarise(
@@ -240,6 +241,7 @@ def write_results(
     described = weights_description(job)
     described["metadata"] |= {seen_images.KEY: seen} if seen else {}
     described["metadata"] |= stored.as_metadata() if stored else {}
+    described["metadata"] |= {LAYERED: True} if (summary.get("refit") or {}).get("head_layers") else {}
     described["metadata"] |= {"delivered": summary["delivered"]} if "delivered" in summary else {}
     if isinstance(metrics, Metrics | SeveralLabelsMetrics):
         described["metadata"] |= {"top1": metrics.top1}

@@ -22,6 +22,7 @@ from vitcli.distributed.runtime import Runtime, peak_memory_gib
 from vitcli.errors import MachineError, NotFiniteError, Stopped
 from vitcli.evaluation.metrics import Metrics
 from vitcli.evaluation.predictions import Predictions, scores_of_classes
+from vitcli.models.layered_head import with_layered_head
 from vitcli.output import run_folder
 from vitcli.output.atomic import TEMPORARY, read_json
 from vitcli.output.profile import StepProfiler, marked
@@ -155,16 +156,20 @@ class TrainingRun:
         """
         if state.frozen_head is None:
             launch.enter("the feature pass before training")
-            before = evaluation.fit_closed_form(checks_labels=True)
+            before = evaluation.fit_closed_form(head_layers=self.recipe.model.head_layers)
             state.frozen_head = before.facts if before else {}
             if before:
-                self.job.progress.detail(probe_head_text(before.facts))
+                asked = self.recipe.model.head_layers
+                self.job.progress.detail(probe_head_text(before.facts, head_layers=asked))
         best = self._train_and_save(state, evaluation)
         launch.enter("the feature pass of the refitted head")
         if state.average:
             state.model.load_state_dict(fsdp.all_sliced_like(state.average.tensors, state.model.state_dict()))
             state.average = None
-        after = evaluation.fit_closed_form(checks_labels=False)
+        if num_layers := refit.layers_of(state.frozen_head):
+            state.model = with_layered_head(state.model, num_layers)
+            self.job = evaluation.job = self.job.with_layered_head(num_layers)
+        after = evaluation.fit_closed_form(head_layers=None)
         if after:
             refit.join(state.model, after)
         return refit.facts_of(state.frozen_head or None, after) | best

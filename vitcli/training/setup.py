@@ -181,6 +181,11 @@ class TrainingJob:
         plan = schedule.with_total_steps(first, total_steps)
         return replace(self, plan=plan, earlier_plans=(*self.earlier_plans, (step, self.plan)))
 
+    def with_layered_head(self, num_layers: int) -> "TrainingJob":
+        """Return the job whose network is delivered with a head that reads so many layers."""
+        arch = replace(self.start.arch, head_layers=num_layers)
+        return replace(self, start=replace(self.start, arch=arch))
+
     def part_at(self, step: int) -> tuple[Plan, int]:
         """Return the plan of update number `step`, and the number of the update at which another begins."""
         earlier = ((plan, end) for end, plan in self.earlier_plans if step < end)

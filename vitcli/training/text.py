@@ -26,6 +26,7 @@ from vitcli.output.text import (
     fold_notes,
     held_out,
     interval_text,
+    layers_text,
     mistakes_text,
     no_top5,
     number_rows,
@@ -154,6 +155,7 @@ def all_rows(summary: dict[str, Any], *, width: int | None = None) -> str:
         ("scored on", ", ".join(scored_on)),
         *([("delivered", delivery_text(summary))] if "delivered" in summary else []),
         *_refit(summary),
+        *_layers(summary),
         *held_out(summary),
         *(("note", note) for note in summary.get("notes", ())),
         *skipped(summary),
@@ -189,6 +191,12 @@ def _refit(summary: dict[str, Any]) -> list[tuple[str, str]]:
     before = (summary.get("probe_head") or {}).get("left_out_top1")
     frozen = "" if before is None else f"; frozen features: {before:.1%} (leave-one-out)"
     return [("head", f"refitted on {count_of(facts['num_examples'], 'image')}{frozen}")]
+
+
+def _layers(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the row of the layers that a refitted head reads, where several could be."""
+    facts = summary.get("probe_head") or {}
+    return [("", layers_text(facts))] if "layered_top1" in facts else []
 
 
 def length_text(steps: int, batch_size: int, num_examples: int) -> str:

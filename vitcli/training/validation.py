@@ -175,11 +175,11 @@ class PeriodicEvaluation:
         self.state.skipped |= set(skipped)
         progress.detail(probe_head_text(start.facts))
 
-    def fit_closed_form(self, *, checks_labels: bool) -> ClosedFormHead | None:
+    def fit_closed_form(self, *, head_layers: int | None) -> ClosedFormHead | None:
         """Return the closed form on training images, see `refit.fit`."""
         job, recipe = self.job, self.job.recipe
         about = {"loss": recipe.objective.loss, "balance": balance_of(recipe)}
-        about |= {"most_rows": refit.num_rows(job.train_split, job.plan), "checks_labels": checks_labels}
+        about |= {"most_rows": refit.num_rows(job.train_split, job.plan), "head_layers": head_layers}
         with self._evaluated_model() as model:
             how = job.train_split, self.preprocessing, self._as_in_training
             head, skipped = refit.fit(model, *how, **about)

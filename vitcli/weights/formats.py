@@ -13,6 +13,7 @@ from vitcli.models import pos_embed
 from vitcli.models.architecture import Architecture
 from vitcli.models.variants import BIT, HYBRID
 from vitcli.output.atomic import replace_file
+from vitcli.output.text import count_of
 from vitcli.weights.files import write_npz
 from vitcli.weights.io import FEATURE_STATISTICS, Weights, read_weights, write_weights, write_weights_file
 from vitcli.weights.jax import SPELLINGS, to_official
@@ -60,7 +61,7 @@ def check_supported(format: str, arch: Architecture) -> None:
         return
     others = (other for other in SUFFIXES if other != "pt2" and not unsupported_feature(other, arch))
     fix = f"export to {' or '.join(others)}"
-    if format == "timm" and arch.pre_logits:
+    if arch.head_layers or (format == "timm" and arch.pre_logits):
         fix += ", or without the head (--no-head)"
     if format == "npz" and feature == _non_square_size(arch):
         fix += ", or give a square --res"
@@ -72,6 +73,8 @@ def unsupported_feature(format: str, arch: Architecture) -> str | None:
     """Return the first feature of the network that the format cannot express, if any."""
     posemb = f"position embeddings {arch.posemb!r} at {arch.posemb_at!r}"
     match format:
+        case "timm" | "npz" if arch.head_layers:
+            return f"a head that reads the last {count_of(arch.head_layers, 'block')}"
         case "timm" if arch.pre_logits:
             return "a representation layer before the head (pre-logits)"
         case "timm":

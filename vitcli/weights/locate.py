@@ -31,6 +31,7 @@ from vitcli.weights.names import (
     suggest,
 )  # fmt: skip
 
+LAYERED = "layered_at_the_end"  # in the metadata of a run whose checkpoints have an ordinary head
 CHECKPOINT = r"checkpoints/step_\d{7}"  # a folder from which a run can resume
 DEMO_FOLDER = Path(__file__).parent.parent / "demo_weights"
 
@@ -146,7 +147,10 @@ def _config_of_run(checkpoint: Path) -> dict:
         return {}
     metadata = {key: value for key, value in vit["metadata"].items() if key != "top1"}  # of the end
     metadata["steps"] = int(checkpoint.name.removeprefix("step_"))
-    return config | {"vit": vit | {"metadata": metadata}}
+    changed = {"metadata": metadata}
+    if metadata.pop(LAYERED, False) and isinstance(arch := vit.get("architecture"), dict):
+        changed["architecture"] = {key: value for key, value in arch.items() if key != "head_layers"}
+    return config | {"vit": vit | changed}
 
 
 def _configs(folder: Path) -> tuple[dict, dict]:

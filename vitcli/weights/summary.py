@@ -17,7 +17,7 @@ from vitcli.models.architecture import Architecture
 from vitcli.models.flops import forward_macs
 from vitcli.models.variants import find_variant
 from vitcli.output.progress import Progress
-from vitcli.output.text import first_few, plain, size_text
+from vitcli.output.text import count_of, first_few, plain, size_text
 from vitcli.weights.describe import STORED, WeightsInfo
 from vitcli.weights.diagnose import Diagnosis, diagnose, find_non_finite, mismatches
 from vitcli.weights.files import as_weights_error, stored_files
@@ -111,6 +111,11 @@ def _network(diagnosis: Diagnosis) -> dict[str, Any]:
 def _head(arch: Architecture) -> str:
     if not arch.num_classes:
         return "none"
+    if arch.head_layers:
+        blocks = count_of(arch.head_layers, "block")
+        return (
+            f"one layer on class token and patch mean of the last {blocks}; timm has no place for this head"
+        )
     return "pre-logits and one layer" if arch.pre_logits else "one layer"
 
 

@@ -2,15 +2,17 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from vitcli.data.seen_images import SeenImages
 from vitcli.errors import VitError, WeightsError
 from vitcli.models.architecture import Architecture
+from vitcli.models.layered_head import can_read_layers, with_layered_head
 from vitcli.output import run_folder
 from vitcli.output.run_folder import REPEATS
 from vitcli.output.summaries import TrainingSummary, read
@@ -140,7 +142,7 @@ def refuse_different(one: FinishedRun, other: FinishedRun) -> None:
     def refuse(what: str, fix: str) -> None:
         raise WeightsError(what, where=where, fix=fix)
 
-    architectures = one.arch.as_dict(), other.arch.as_dict()
+    architectures = asdict(one.arch), asdict(other.arch)
     if names := [key for key in architectures[0] if architectures[0][key] != architectures[1][key]]:
         key = next((key for key in names if key != "name"), names[0])
         values = " and ".join(str(arch[key]) for arch in architectures)
@@ -185,15 +187,17 @@ def start_of(run: FinishedRun) -> dict[str, np.ndarray]:
         raise WeightsError(what, where=where, fix="--method uniform or greedy")
     gelu = None if settings.gelu == "auto" else settings.gelu
     weights = read_weights(settings.ckpt, model_name=settings.name, gelu=gelu, quiet=True)
-    state = _network_of(weights, settings, run)
-    if checksum_of(state, "") != run.start:
+    model = _network_of(weights, settings, run)
+    if checksum_of(model.state_dict(), "") != run.start:
         raise WeightsError(
             "the checkpoint is no longer the one that the runs started from", where=where, fix=fix
         )
-    return {name: tensor.numpy() for name, tensor in state.items()}
+    layers = run.arch.head_layers
+    layered = with_layered_head(model, layers) if can_read_layers(model, layers) else model
+    return {name: tensor.numpy() for name, tensor in layered.state_dict().items()}
 
 
-def _network_of(weights: Weights, settings: Model, run: FinishedRun) -> dict[str, Any]:
+def _network_of(weights: Weights, settings: Model, run: FinishedRun) -> nn.Module:
     options = {
         "image_size": run.recipe.data.image_hw,
         "num_classes": run.arch.num_classes,
@@ -203,4 +207,4 @@ def _network_of(weights: Weights, settings: Model, run: FinishedRun) -> dict[str
         model, *_ = load_with_head(weights, run.class_names, data_name=str(run.path), **options)
     else:
         model, *_ = load(weights, **options)
-    return model.state_dict()
+    return model

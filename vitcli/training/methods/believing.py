@@ -269,7 +269,7 @@ def _outputs_of(
 
     Rows with an output that is not finite are left out.
     """
-    width = last_layers(model)[0].weight.shape[1]
+    width = last_layers(model)[0].weight.shape[1] // features.num_read(model)
     columns = {
         "outputs": torch.zeros(len(split), width + num_classes),
         "labels": torch.zeros(len(split), dtype=torch.int64),
@@ -279,7 +279,7 @@ def _outputs_of(
         return {"outputs": outputs_BO, "labels": batch.labels_B}
 
     batches = inference.balanced_batches(model, split, preprocessing, settings)
-    both = partial(features.outputs, model, layer="pre_logits", with_logits=True)
+    both = partial(features.outputs, model, layer="one_layer", with_logits=True)
     network = fsdp.gathered_for(model, both)
     how = (preprocessing, settings.device, settings.precision)
     outputs = inference.outputs_of(model, batches, *how, network=network, may_overflow=True)

@@ -7,6 +7,10 @@ linear functions of these features, so their sum is an ordinary layer:
 
     logits = (V + t W) x,        V the tuned head, W the closed form on all training images, t its temperature
 
+With `model.head_layers` the closed form before training is also fitted on the last layers, see
+`models.layered_head`. Where it is ahead, each image left out in turn, the delivered head reads them: V stands
+in the columns of the last class token, and W is the closed form on all columns.
+
 Nothing is held out to choose by. What labels the closed form on the features before training contradicts is
 found in another pass, since tuned features know the labels that they were trained on.
 
@@ -25,10 +29,18 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import VitError
 from vitcli.evaluation.inference import EvalSettings
+from vitcli.models.layered_head import can_read_layers, columns_of_token, with_layered_head
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import REFIT
 from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
-from vitcli.training.methods.start import MOST_ROWS, features_of, head_names, labels_to_check, placed_in_head
+from vitcli.training.methods.start import (
+    MOST_ROWS,
+    LabelledFeatures,
+    features_of,
+    head_names,
+    labels_to_check,
+    placed_in_head,
+)
 from vitcli.training.schedule import Plan
 
 PART_OF_RUN = (
@@ -66,7 +78,7 @@ def fit(
     most_rows: int,
     loss: str,
     balance: str,
-    checks_labels: bool,
+    head_layers: int | None,
 ) -> tuple[ClosedFormHead | None, list[str]]:
     """Fit the closed form on training images as they are evaluated; None of features that are not finite.
 
@@ -74,20 +86,41 @@ def fit(
 
     Args:
         most_rows: of more images a random sample is taken that no seed changes.
-        checks_labels: name the labels that the left-out scores contradict, of features that do not know them.
+        head_layers: before training, the layers that a head may read: the closed form on these is returned if
+            it is ahead, with both accuracies, and names the labels that its left-out scores contradict. None
+            after training, of features that know the labels.
     """
     sample = random_subset(split, most_rows, seed=0) if len(split) > most_rows else split
-    rows, skipped = features_of(model, sample, preprocessing, settings)
+    has_layers = head_layers is not None and can_read_layers(model, head_layers)
+    network = with_layered_head(model, head_layers) if has_layers else model
+    rows, skipped = features_of(network, sample, preprocessing, settings)
+    about = {"num_classes": split.num_classes, "loss": loss, "balance": balance}
 
     def solved() -> ClosedFormHead | None:
         if not torch.isfinite(rows.features_ND).all() or len(np.unique(rows.labels_N)) < 2:
             return None
-        head = closed_form_head(*rows.columns, num_classes=split.num_classes, loss=loss, balance=balance)
+        head = closed_form_head(*rows.columns, **about)
         facts = {"num_train_examples": len(split)}
-        facts |= {"labels_to_check": labels_to_check(head, rows, split)} if checks_labels else {}
+        if has_layers:
+            head, compared = _better(head, rows, head_layers, **about)
+            facts |= compared
+        facts |= {} if head_layers is None else {"labels_to_check": labels_to_check(head, rows, split)}
         return replace(head, facts=head.facts | facts, left_out=None)  # which need not be sent
 
     return settings.runtime.on_main(solved), skipped
+
+
+def _better(
+    layered: ClosedFormHead, rows: LabelledFeatures, num_layers: int, **about: Any
+) -> tuple[ClosedFormHead, dict[str, Any]]:
+    """Return the closed form on all columns, or that on the last class token unless the other is ahead."""
+    features_NF, *labels = rows.columns
+    token_ND = features_NF[:, columns_of_token(features_NF.shape[1], num_layers)]
+    ordinary = closed_form_head(token_ND, *labels, **about)
+    top1, layered_top1 = (head.facts["left_out_top1"] for head in (ordinary, layered))
+    is_ahead = top1 is not None and layered_top1 > top1
+    facts = {"head_layers": num_layers if is_ahead else 0}
+    return layered if is_ahead else ordinary, facts | {"one_layer_top1": top1, "layered_top1": layered_top1}
 
 
 def join(model: nn.Module, head: ClosedFormHead) -> None:
@@ -100,9 +133,15 @@ def join(model: nn.Module, head: ClosedFormHead) -> None:
     )
 
 
+def layers_of(before: dict[str, Any] | None) -> int:
+    """Return how many layers the delivered head reads by the facts before training; 0 for an ordinary one."""
+    return (before or {}).get("head_layers", 0)
+
+
 def facts_of(before: dict[str, Any] | None, after: ClosedFormHead | None) -> dict[str, Any]:
     """Return the keys of summary.json: of the closed form before training, and of that in the head."""
-    joined = (
-        None if after is None else {key: after.facts[key] for key in ("l2", "temperature", "num_examples")}
-    )
+    joined = None
+    if after is not None:
+        joined = {key: after.facts[key] for key in ("l2", "temperature", "num_examples")}
+        joined["head_layers"] = layers_of(before)
     return {"probe_head": before, "refit": joined}
