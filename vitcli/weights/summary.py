@@ -113,9 +113,8 @@ def _head(arch: Architecture) -> str:
         return "none"
     if arch.head_layers:
         blocks = count_of(arch.head_layers, "block")
-        return (
-            f"one layer on class token and patch mean of the last {blocks}; timm has no place for this head"
-        )
+        read = f"class token and patch mean of the last {blocks}"
+        return f"one layer on {read}; timm has no place for this head"
     return "pre-logits and one layer" if arch.pre_logits else "one layer"
 
 

@@ -1,0 +1,251 @@
+"""A refitted head that reads several layers where their closed form is ahead before training."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from tests.conftest import run
+from tests.training.test_exact import EXACT, exact_run
+from tests.training.test_finetune import TRICKY, fingerprint, when_logged
+from vitcli import load_model
+from vitcli import recipe as recipes
+from vitcli.errors import VitError
+from vitcli.features.least_squares import BIAS, STD_ADDED
+from vitcli.features.suspects import LEAST_KNOWN
+from vitcli.models.build import TransformerOptions, architecture, build
+from vitcli.weights.io import write_weights_file
+
+LAYERED = ("--set", "model.head=refit", "--set", "model.head_layers=2")
+WIDTH, LAYERS = 96, 2
+
+
+@pytest.fixture(scope="module")
+def blind(tmp_path_factory) -> Path:
+    """A network whose class token sees no patch: attention adds nothing, so it is equal in all images."""
+    options = TransformerOptions(layers=LAYERS)
+    arch = architecture("ViT-demo/8", image_size=(16, 16), num_classes=2, options=options)
+    torch.manual_seed(0)
+    model = build(arch, dropout=0.0)
+    for block in model.blocks:
+        torch.nn.init.zeros_(block.attn.proj.weight)
+    file = tmp_path_factory.mktemp("blind") / "blind.safetensors"
+    about = {"preprocessing": None, "class_names": None, "metadata": {}}
+    write_weights_file(file, model.state_dict(), arch, **about)
+    return file
+
+
+def words(ckpt: Path, photos: Path, out: Path, *more: object) -> tuple:
+    how = ("--recipe", "finetune/default", "--res", 16, "--lr", 0.02, "--steps", 8, "--quiet", "--json")
+    return ("finetune", *how, "--ckpt", ckpt, "--dataset", photos, "--out", out, *TRICKY[2:], *more)
+
+
+def finetuned(ckpt: Path, photos: Path, out: Path, *more: object) -> dict:
+    outcome = run(*words(ckpt, photos, out, *more))
+    assert outcome.code == 0, outcome.err + outcome.out
+    return outcome.json
+
+
+@pytest.fixture(scope="module")
+def runs(photos, blind, tmp_path_factory) -> dict[str, Path]:
+    """The same run with a head of zeros, as it is and with a head of two layers."""
+    root = tmp_path_factory.mktemp("layered")
+    finetuned(blind, photos, root / "zero")
+    finetuned(blind, photos, root / "layered", *LAYERED)
+    return {name: root / name for name in ("zero", "layered")}
+
+
+def summary_of(run_dir: Path) -> dict:
+    return json.loads((run_dir / "summary.json").read_text())
+
+
+@torch.no_grad()
+def features_by_hand(run_dir: Path, photos: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Token and mean of both blocks by timm, of an ordinary network, and labels of the training images."""
+    model, transform, _ = load_model(str(run_dir))
+    files = sorted((photos / "train").glob("*/*.png"))
+    images_NCHW = torch.stack([transform(Image.open(file)) for file in files])
+    how = {"norm": True, "output_fmt": "NLC", "return_prefix_tokens": True}
+    columns = []
+    for patches_NPD, prefix_N1D in model.forward_intermediates(images_NCHW, **how)[1]:
+        columns += [prefix_N1D[:, 0], patches_NPD.mean(dim=1)]
+    classes = sorted({file.parent.name for file in files})
+    return torch.cat(columns, dim=1).double().numpy(), np.array([classes.index(f.parent.name) for f in files])
+
+
+def test_the_tuned_head_stands_in_its_columns_and_the_closed_form_of_all_joins_it(photos, runs):
+    tuned, delivered = (load_file(runs[name] / "model.safetensors") for name in ("zero", "layered"))
+    features_NF, labels_N = features_by_hand(runs["zero"], photos)
+    facts = summary_of(runs["layered"])["refit"]
+
+    mean_F, std_F = features_NF.mean(axis=0), features_NF.std(axis=0) + STD_ADDED
+    inputs_NE = np.c_[(features_NF - mean_F) / std_F, np.full(len(labels_N), BIAS)]
+    targets_NK = 2.0 * (labels_N[:, None] == np.arange(2)) - 1
+    gram_EE = inputs_NE.T @ inputs_NE + facts["l2"] * np.eye(inputs_NE.shape[1])
+    weights_EK = facts["temperature"] * np.linalg.solve(gram_EE, inputs_NE.T @ targets_NK)
+    weight_KF = weights_EK[:-1].T / std_F
+    bias_K = BIAS * weights_EK[-1] - weight_KF @ mean_F
+    weight_KF[:, 2 * WIDTH : 3 * WIDTH] += tuned["head.weight"].double().numpy()  # of the last class token
+    bias_K += tuned["head.bias"].double().numpy()
+
+    assert facts["head_layers"] == LAYERS and facts["num_examples"] == len(labels_N) == 24
+    assert all(torch.equal(tuned[name], delivered[name]) for name in tuned if not name.startswith("head."))
+    scale = np.abs(weight_KF).max()
+    np.testing.assert_allclose(delivered["head.weight"].numpy(), weight_KF, rtol=0.02, atol=1e-3 * scale)
+    np.testing.assert_allclose(delivered["head.bias"].numpy(), bias_K, rtol=2e-2, atol=5e-3)
+    assert tuned["head.weight"].abs().max() > 1e-3
+
+
+def test_what_is_delivered_says_so_everywhere(runs):
+    summary = summary_of(runs["layered"])
+    before = summary["probe_head"]
+    with safe_open(runs["layered"] / "model.safetensors", "np") as file:
+        stored = json.loads(file.metadata()["vit"])
+    config = json.loads((runs["layered"] / "config.json").read_text())["vit"]
+
+    assert before["head_layers"] == LAYERS and before["layered_top1"] == before["left_out_top1"]
+    assert before["one_layer_top1"] < 0.7 < before["layered_top1"]
+    assert stored["architecture"]["head_layers"] == config["architecture"]["head_layers"] == LAYERS
+    card = " ".join((runs["layered"] / "README.md").read_text().split())
+    assert f"the last {LAYERS} blocks" in card and "timm and transformers cannot load it" in card
+    shown = run("inspect", runs["layered"], "--summary")
+    assert "timm has no place for this head" in " ".join(shown.out.split())
+
+
+def test_a_run_with_a_layered_head_resumes_bit_for_bit(photos, blind, runs, tmp_path):
+    broken = tmp_path / "run"
+    when_logged(broken, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    stopped = run(*words(blind, photos, broken, *LAYERED))
+    finetuned(blind, photos, broken, *LAYERED)
+
+    assert stopped.code == 143 and fingerprint(broken) == fingerprint(runs["layered"])
+    assert summary_of(broken)["probe_head"] == summary_of(runs["layered"])["probe_head"]
+
+
+def test_checkpoints_have_the_ordinary_head_that_was_trained(photos, runs):
+    scores = {}
+    for name, run_dir in runs.items():
+        checkpoint = run_dir / "checkpoints" / "step_0000008"
+        scored = run("evaluate", "--ckpt", checkpoint, "--dataset", photos, "--quiet", "--json")
+        assert scored.code == 0, scored.err
+        scores[name] = scored.json["loss"]
+
+    assert scores["layered"] == scores["zero"] == summary_of(runs["zero"])["loss"]
+
+
+def test_a_head_that_is_not_ahead_reads_one_layer_as_without_the_key(photos, tmp_path):
+    random = ("--model", "ViT-demo/8", "--set", "model.layers=2")
+    for name, layers in (("one", 0), ("two", 2), ("three", 3)):
+        keys = ("--set", "model.head=refit", "--set", f"model.head_layers={layers}")
+        finetuned("random", photos, tmp_path / name, *random, *keys)
+    facts = {name: summary_of(tmp_path / name)["probe_head"] for name in ("one", "two", "three")}
+
+    assert facts["two"]["head_layers"] == summary_of(tmp_path / "two")["refit"]["head_layers"] == 0
+    assert facts["two"]["one_layer_top1"] == facts["two"]["layered_top1"] == 1.0
+    assert "head_layers" not in facts["one"] and "head_layers" not in facts["three"]  # of two blocks
+    assert fingerprint(tmp_path / "one") == fingerprint(tmp_path / "two") == fingerprint(tmp_path / "three")
+
+
+def test_the_labels_to_check_are_those_of_the_better_closed_form(photos, blind, tmp_path):
+    folder = tmp_path / "photos"
+    shutil.copytree(photos, folder)
+    (folder / "train" / "red" / "00.png").rename(folder / "train" / "green" / "moved.png")
+    facts = finetuned(blind, folder, tmp_path / "run", *LAYERED)["probe_head"]
+
+    named = facts["labels_to_check"]
+    assert facts["one_layer_top1"] < LEAST_KNOWN < facts["layered_top1"]  # with which nothing would be named
+    assert named["num_named"] == 1 and "moved.png" in named["first"][0]["place"]
+
+
+def test_every_command_takes_it(photos, runs, tmp_path):
+    ckpt = runs["layered"]
+    top1 = summary_of(ckpt)["top1"]
+    image = photos / "test" / "red" / "00.png"
+
+    def outcome(*words: object):
+        ended = run(*words, "--quiet", "--json")
+        assert ended.code == 0, ended.err
+        return ended.json
+
+    assert outcome("evaluate", "--ckpt", ckpt)["top1"] == top1 > 0.7
+    why = outcome("predict", "--ckpt", ckpt, image, "--why", tmp_path / "why.html")["predictions"][0]["why"]
+    assert why["class"] == why["closed_form"]["class"] == "red" and len(why["reasons"]) == 3
+    assert np.shape(why["patches"]) == (2, 2)
+    onnx = tmp_path / "run.onnx"
+    exported = outcome("export", ckpt, onnx)
+    assert exported["max_rel_difference"] < 1e-5 and exported["num_classes"] == 2
+    assert run("export", "--check", onnx).code == 0
+    assert outcome("export", ckpt, tmp_path / "run.pt2")["max_rel_difference"] < 1e-5
+    widths = {"pre_logits": 4 * WIDTH, "token": WIDTH, "gap": WIDTH}
+    for layer, width in widths.items():
+        file = tmp_path / f"{layer}.safetensors"
+        outcome(
+            "embed", "--ckpt", ckpt, "--dataset", photos, "--split", "test", "--layer", layer, "--out", file
+        )
+        assert load_file(file)["features"].shape == (10, width)
+    of_photos = ("--ckpt", ckpt, "--dataset", photos)
+    compared = outcome("fewshot", *of_photos, "--layers", "all", "--out", tmp_path / "compared")
+    assert compared["command"] == "fewshot"
+    outcome("fewshot", *of_photos, "--shots", 5, "--out", tmp_path / "fewshot")
+    why = outcome("predict", "--ckpt", tmp_path / "fewshot", image, "--why", tmp_path / "few.html")
+    assert why["predictions"][0]["why"]["class"] == "red"
+    larger = tmp_path / "larger.safetensors"
+    outcome("interpolate-posemb", ckpt, larger, "--res", 32)
+    assert load_file(larger)["head.weight"].shape == (2, 4 * WIDTH)
+    assert load_file(larger)["pos_embed"].shape == (1, 17, WIDTH)
+
+
+def test_fine_tuning_from_it_keeps_the_head_or_takes_an_ordinary_one(photos, runs, tmp_path):
+    finetuned(runs["layered"], photos, tmp_path / "kept", "--keep-head", "--lr", 0.0001)
+    finetuned(runs["layered"], photos, tmp_path / "new")
+    shapes = {
+        name: load_file(tmp_path / name / "model.safetensors")["head.weight"].shape[1]
+        for name in ("kept", "new")
+    }
+
+    assert shapes == {"kept": 4 * WIDTH, "new": WIDTH}
+    scored = run(
+        "evaluate", "--ckpt", tmp_path / "kept" / "checkpoints" / "step_0000008", "--dataset", photos
+    )
+    assert scored.code == 0, scored.err  # whose head is the wide one
+
+
+def test_runs_are_averaged_with_runs_of_the_same_head_alone(photos, blind, runs, tmp_path):
+    for seed in (0, 1):
+        finetuned(blind, photos, tmp_path / str(seed), *LAYERED, "--set", f"train.seed={seed}")
+    average = ("--out", tmp_path / "average", "--quiet", "--json")
+    for method in ("uniform", "stock"):
+        ended = run("average", tmp_path / "0", tmp_path / "1", "--method", method, *average, "--overwrite")
+        assert ended.code == 0, ended.err
+        assert load_file(tmp_path / "average" / "model.safetensors")["head.weight"].shape == (2, 4 * WIDTH)
+    refused = run("average", tmp_path / "0", runs["zero"], "--out", tmp_path / "none")
+    assert refused.code != 0 and "head_layers 2 and 0" in refused.err
+
+
+def test_the_key_belongs_to_a_refitted_head(photos):
+    given = {"data.dataset": str(photos), "model.ckpt": "demo"}
+    with pytest.raises(VitError, match=r"model\.head_layers is for model.head = 'refit', which is 'zero'"):
+        recipes.load("finetune/default", ["model.head_layers=2"], given)
+    some = recipes.load("modern/finetune-some", [], given)
+    assert some.model.head_layers == 6
+    assert recipes.load("modern/finetune-few", [], given).model.head_layers == 0
+    assert recipes.load("modern/finetune-some", ["model.head=probe"], given).model.head_layers == 0
+
+
+@pytest.mark.slow
+def test_two_processes_deliver_the_layered_head_of_one(photos, blind, tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.training.test_exact.EXACT", (*EXACT, "--ckpt", str(blind), *LAYERED))
+    for processes in (1, 2):
+        ended = exact_run(photos, tmp_path / str(processes), processes=processes)
+        assert ended.returncode == 0, ended.stderr
+        assert summary_of(tmp_path / str(processes))["refit"]["head_layers"] == LAYERS
+
+    assert fingerprint(tmp_path / "1") == fingerprint(tmp_path / "2")
