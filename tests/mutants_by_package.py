@@ -20,6 +20,73 @@ BY_PACKAGE = {
             "            pass\n        after = evaluation",
         ),
     },
+    # A head that reads several layers.
+    ("vitcli/models/layered_head.py", "tests/models/test_layered_head.py"): {
+        "a layered head reads the patches without the last norm": (
+            "            norm=True,",
+            "            norm=False,",
+        ),
+        "a layered head reads means before tokens": (
+            "(prefix_BSD[:, :1], x_BND.mean(dim=1, keepdim=True))",
+            "(x_BND.mean(dim=1, keepdim=True), prefix_BSD[:, :1])",
+        ),
+        "an ordinary head is put into the columns of the last mean": (
+            "return slice(num_features - 2 * width, num_features - width)",
+            "return slice(num_features - width, num_features)",
+        ),
+        "a widened head forgets its bias": ("nn.Parameter(bias_K.clone())", "nn.Parameter(0 * bias_K)"),
+        "a network with fewer blocks gets a layered head": (
+            "0 < num_layers <= len(model.blocks)",
+            "0 < num_layers",
+        ),
+        "a widened network changes the one it is made of": (
+            '"_modules": dict(model._modules)',
+            '"_modules": model._modules',
+        ),
+    },
+    ("vitcli/models/features.py", "tests/models/test_layered_head.py"): {
+        "the mean of the patches counts what a layered head reads": (
+            "tokens_of(model, encoded)[:, model.num_prefix_tokens :]",
+            "encoded[:, model.num_prefix_tokens :]",
+        ),
+    },
+    ("vitcli/models/architecture.py", "tests/models/test_layered_head.py"): {
+        "a new head reads several layers": (
+            '"representation_size": 0, "head_layers": 0}',
+            '"representation_size": 0}',
+        ),
+        "a layered network counts as plain": (
+            'parts == ("1d", "stem", False, 0)',
+            'parts[:3] == ("1d", "stem", False)',
+        ),
+    },
+    ("vitcli/training/methods/refit.py", "tests/training/methods/test_layered_refit.py"): {
+        "a layered head is taken where it is level": ("layered_top1 > top1", "layered_top1 >= top1"),
+    },
+    ("vitcli/training/run.py", "tests/training/methods/test_layered_refit.py"): {
+        "a layered head is not described": (
+            "self.job = evaluation.job = self.job.with_layered_head(num_layers)",
+            "pass",
+        ),
+    },
+    ("vitcli/weights/locate.py", "tests/training/methods/test_layered_refit.py"): {
+        "checkpoints are read with the head of the end": (
+            "if metadata.pop(LAYERED, False)",
+            "if False",
+        ),
+    },
+    ("vitcli/recipe/validation.py", "tests/training/methods/test_layered_refit.py"): {
+        "layers are asked for of a head of zeros": (
+            'if values.get(HEAD_LAYERS) and values.get("model.head", "zero") != REFIT:',
+            "if False:",
+        ),
+    },
+    ("vitcli/training/many_runs/average_inputs.py", "tests/training/methods/test_layered_refit.py"): {
+        "heads of other layers are averaged": (
+            "architectures = asdict(one.arch), asdict(other.arch)",
+            "architectures = other.arch.with_head(2).as_dict(), one.arch.with_head(2).as_dict()",
+        ),
+    },
     # Data: orders, parts, what a split is known by, and how folders and files are read.
     ("vitcli/data/sampler.py", "tests/data/test_sampler.py"): {
         "classes come in the same order in every epoch": (
