@@ -153,11 +153,13 @@ def test_networks_without_a_place_for_it_are_refused(name, num_layers):
 
 
 def test_costs_count_the_wide_head():
-    params = flops.num_params(LAYERED)
+    """Also of a network of Table 1, whose costs are formulas."""
+    plain = architecture("ViT-Ti/16", image_size=(32, 48), num_classes=CLASSES)
+    layered = replace(plain, head_layers=2)
 
-    assert params == sum(p.numel() for p in build(LAYERED, dropout=0.0).parameters())
-    assert params - flops.num_params(ARCH) == CLASSES * 3 * WIDTH
-    assert flops.forward_macs(LAYERED) == pytest.approx(flops.forward_macs(ARCH))
+    assert flops.num_params(layered) == sum(p.numel() for p in build(layered, dropout=0.0).parameters())
+    assert flops.num_params(layered) - flops.num_params(plain) == CLASSES * 3 * 192
+    assert flops.forward_macs(layered) == pytest.approx(flops.forward_macs(plain))
 
 
 @pytest.mark.parametrize("format", ["timm", "npz"])

@@ -13,8 +13,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.conftest import run
-from tests.training.test_exact import EXACT, exact_run
+from tests.conftest import run, vit
 from tests.training.test_finetune import TRICKY, fingerprint, when_logged
 from vitcli import load_model
 from vitcli import recipe as recipes
@@ -241,11 +240,39 @@ def test_the_key_belongs_to_a_refitted_head(photos):
 
 
 @pytest.mark.slow
-def test_two_processes_deliver_the_layered_head_of_one(photos, blind, tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.training.test_exact.EXACT", (*EXACT, "--ckpt", str(blind), *LAYERED))
+def test_two_processes_deliver_the_layered_head_of_one(photos, blind, tmp_path):
     for processes in (1, 2):
-        ended = exact_run(photos, tmp_path / str(processes), processes=processes)
+        out = tmp_path / str(processes)
+        given = words(blind, photos, out, *LAYERED, "--set", "objective.class_weights=sqrt")
+        ended = vit(*given, "--exact", "--num-processes", processes, timeout=300)
         assert ended.returncode == 0, ended.stderr
-        assert summary_of(tmp_path / str(processes))["refit"]["head_layers"] == LAYERS
+        assert summary_of(out)["refit"]["head_layers"] == LAYERS
 
     assert fingerprint(tmp_path / "1") == fingerprint(tmp_path / "2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("--precision", "bf16", "--set", "objective.class_weights=sqrt"),
+        ("--folds", "3"),
+        ("--runs", "2", "--set", "train.average_runs=auto", "--set", "data.dev_fraction=0.25"),
+        ("--lr", "0.01,0.02", "--set", "data.dev_fraction=0.25"),
+        ("--set", "model.lora_rank=2"),
+        ("--set", "train.patience=2", "--set", "data.dev_fraction=0.25", "--set", "eval.every=2"),
+        ("--set", "schedule.image_sizes=[8,16]", "--set", "model.grad_checkpointing=true"),
+        ("--compile",),
+    ],
+    ids=" ".join,
+)
+def test_other_ways_to_train_deliver_it_too(photos, blind, tmp_path, how):
+    base = ("finetune", "--recipe", "finetune/default", "--res", 16, "--steps", 8, "--batch-size", 12)
+    places = ("--ckpt", blind, "--dataset", photos, "--out", tmp_path / "run", "--quiet", "--json")
+    ended = run(*base, *places, *LAYERED, *how)
+
+    assert ended.code == 0, ended.err + ended.out
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    assert weights["head.weight"].shape == (2, 4 * WIDTH)
+    scored = run("evaluate", "--ckpt", tmp_path / "run", "--dataset", photos, "--quiet", "--json")
+    assert scored.code == 0 and scored.json["top1"] > 0.8, scored.err
