@@ -38,12 +38,13 @@ def choose(
     images = "image" if spread == "1" else "images"
     line = f"recipe {NAMES[size]}: {spread} {images} per class{uneven}; --recipe names another"
     chosen = recipe.by_size[size].with_notes(line)
-    model, objective = chosen.model, chosen.objective
+    model, objective, optimizer = chosen.model, chosen.objective, chosen.optimizer
     if model.head in (PROBE, REFIT) and (has_several_labels or max(present) < 2) and HEAD not in recipe.given:
         model = model.model_copy(update={"head": "zero", "head_layers": 0})
+        optimizer = optimizer.model_copy(update={"unfamiliar_lr": None})
     if is_large and WEIGHTS not in recipe.given:
         objective = objective.model_copy(update={"class_weights": "none"})
-    return chosen.model_copy(update={"model": model, "objective": objective})
+    return chosen.model_copy(update={"model": model, "objective": objective, "optimizer": optimizer})
 
 
 def with_all_sizes(

@@ -268,6 +268,10 @@ class Optimizer(Section):
 
     name: Literal["sgd", "adam"] = key("adam decouples its weight decay (paper, 4.1)")
     lr: Positive = key("base learning rate; a list: chosen on the dev split (paper, tables 3, 4)")
+    unfamiliar_lr: Positive | None = key(
+        "of head = refit, instead of lr where frozen features know less than 60 % of left-out images",
+        None,
+    )
     momentum: Fraction | None = key("sgd only, no Nesterov (paper, Table 4: 0.9)", None)
     betas: Betas | None = key("adam only (paper, 4.1: [0.9, 0.999])", None)
     eps: Positive | None = key("adam only, added to the root of the second moment", None)

@@ -259,13 +259,14 @@ BELONGS = {
 }
 # Further values of that key with which the first is allowed, but not required.
 ALSO_WITH = {"data.eval_crop_fraction": ["square", "weights"]}
-HEAD_LAYERS = "model.head_layers"
+HEAD_LAYERS, UNFAMILIAR_LR = "model.head_layers", "optimizer.unfamiliar_lr"
+OF_REFIT = (HEAD_LAYERS, UNFAMILIAR_LR)
 # Keys about classes, which an objective of numbers has none of, and the values that turn them off.
 OF_CLASSES = {
     **dict.fromkeys(("objective.mixup", "objective.cutmix", "objective.label_smoothing"), (0,)),
     **{"objective.head_bias": (0,), "objective.class_weights": ("none",), "data.sampling": ("uniform",)},
     **{"data.num_classes": (None,), "model.head": ("zero", "keep"), "train.folds": (0,)},
-    HEAD_LAYERS: (0,),
+    **{HEAD_LAYERS: (0,), UNFAMILIAR_LR: (None,)},
 }
 # Keys that cannot list values to choose from, and why.
 FIXED_IN_A_CHOICE = {
@@ -287,7 +288,9 @@ def is_overridden(key: str, layer: dict[str, Any]) -> bool:
     loss = layer.get("objective.loss", "softmax")
     if (key in OF_CLASSES and loss == "regression") or (key == WEIGHTS and loss != "softmax"):
         return True
-    if key == HEAD_LAYERS and layer.get("model.head", REFIT) != REFIT:
+    if key in OF_REFIT and layer.get("model.head", REFIT) != REFIT:
+        return True
+    if key == UNFAMILIAR_LR and "optimizer.lr" in layer:  # which is asked for, whatever the images
         return True
     other = {WEIGHTS: SAMPLING, SAMPLING: WEIGHTS}.get(key)
     if layer.get(other) == "balanced":  # with both, classes would count twice
@@ -377,11 +380,11 @@ def _contradictions_of_the_model(values: Mapping[str, Any]) -> Iterator[tuple[st
     if values.get("model.lora_alpha") is not None and not values.get("model.lora_rank"):
         what = "model.lora_alpha is for model.lora_rank, which is 0 here"
         yield "model.lora_alpha", what, "leave it out, or set model.lora_rank, such as to 16"
-    if values.get(HEAD_LAYERS) and values.get("model.head", "zero") != REFIT:
-        what = (
-            f"{HEAD_LAYERS} is for model.head = {REFIT!r}, which is {values.get('model.head', 'zero')!r} here"
-        )
-        yield HEAD_LAYERS, what, f"leave it out, or set model.head to {REFIT!r}"
+    head = values.get("model.head", "zero")
+    for key in OF_REFIT if head != REFIT else ():
+        if values.get(key):
+            what = f"{key} is for model.head = {REFIT!r}, which is {head!r} here"
+            yield key, what, f"leave it out, or set model.head to {REFIT!r}"
     if values.get("model.patch_dropout") and values.get("objective.loss") == "masked_patch":
         what = "model.patch_dropout would leave out patches that objective.loss = 'masked_patch' predicts"
         yield "model.patch_dropout", what, "leave it out"

@@ -161,6 +161,10 @@ class TrainingRun:
             if before:
                 asked = self.recipe.model.head_layers
                 self.job.progress.detail(probe_head_text(before.facts, head_layers=asked))
+        lr = refit.lr_of(self.recipe, state.frozen_head)
+        if lr != self.recipe.optimizer.lr:
+            self.job.progress.detail(f"learning rate {lr:g}: images that the frozen features do not know")
+            self.job = evaluation.job = self.job.with_lr(lr)
         best = self._train_and_save(state, evaluation)
         launch.enter("the feature pass of the refitted head")
         if state.average:

@@ -186,6 +186,11 @@ class TrainingJob:
         arch = replace(self.start.arch, head_layers=num_layers)
         return replace(self, start=replace(self.start, arch=arch))
 
+    def with_lr(self, lr: float) -> "TrainingJob":
+        """Return the job with another base learning rate."""
+        optimizer = self.recipe.optimizer.model_copy(update={"lr": lr})
+        return replace(self, recipe=self.recipe.model_copy(update={"optimizer": optimizer}))
+
     def part_at(self, step: int) -> tuple[Plan, int]:
         """Return the plan of update number `step`, and the number of the update at which another begins."""
         earlier = ((plan, end) for end, plan in self.earlier_plans if step < end)

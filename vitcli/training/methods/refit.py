@@ -7,12 +7,15 @@ linear functions of these features, so their sum is an ordinary layer:
 
     logits = (V + t W) x,        V the tuned head, W the closed form on all training images, t its temperature
 
-With `model.head_layers` the closed form before training is also fitted on the last layers, see
-`models.layered_head`. Where it is ahead, each image left out in turn, the delivered head reads them: V stands
-in the columns of the last class token, and W is the closed form on all columns.
+Nothing is held out to choose by. Another pass, before training, fits the closed form on features that do not
+know the labels; each image (or group) left out in turn, it says three things:
 
-Nothing is held out to choose by. What labels the closed form on the features before training contradicts is
-found in another pass, since tuned features know the labels that they were trained on.
+- labels that it contradicts;
+- how far the backbone has to go: where it has less than FAMILIAR of the images right, training takes
+  `optimizer.unfamiliar_lr`;
+- with `model.head_layers`, whether a closed form on the last layers, see `models.layered_head`, is ahead by
+  more than AHEAD. Then the delivered head reads these: V stands in the columns of the last class token, and W
+  is the closed form on all columns.
 
 N rows, D features, K classes.
 """
@@ -47,6 +50,8 @@ PART_OF_RUN = (
     0.1  # of the images that the steps see: each of the two passes takes no more time than a 30th of them
 )
 LEAST_ROWS = 1_000
+FAMILIAR = 0.6  # left-out accuracy of frozen features: below it the backbone has most to learn
+AHEAD = 0.1  # of left-out accuracy, by which several layers have to be better than one
 
 
 def check_refit(train: Split, recipe: Recipe) -> None:
@@ -118,7 +123,7 @@ def _better(
     token_ND = features_NF[:, columns_of_token(features_NF.shape[1], num_layers)]
     ordinary = closed_form_head(token_ND, *labels, **about)
     top1, layered_top1 = (head.facts["left_out_top1"] for head in (ordinary, layered))
-    is_ahead = top1 is not None and layered_top1 > top1
+    is_ahead = top1 is not None and layered_top1 > top1 + AHEAD
     facts = {"head_layers": num_layers if is_ahead else 0}
     return layered if is_ahead else ordinary, facts | {"one_layer_top1": top1, "layered_top1": layered_top1}
 
@@ -131,6 +136,13 @@ def join(model: nn.Module, head: ClosedFormHead) -> None:
     model.load_state_dict(
         {name: tuned[name] + fitted[name].to(tuned[name].device) for name in tuned}, strict=False
     )
+
+
+def lr_of(recipe: Recipe, before: dict[str, Any]) -> float:
+    """Return the base learning rate of a run by the facts of the closed form before training."""
+    top1 = before.get("one_layer_top1", before.get("left_out_top1"))
+    is_unfamiliar = top1 is not None and top1 < FAMILIAR
+    return recipe.optimizer.unfamiliar_lr or recipe.optimizer.lr if is_unfamiliar else recipe.optimizer.lr
 
 
 def layers_of(before: dict[str, Any] | None) -> int:
