@@ -61,13 +61,19 @@ BY_PACKAGE = {
         ),
     },
     ("vitcli/training/methods/refit.py", "tests/training/methods/test_layered_refit.py"): {
-        "a layered head is taken where it is level": ("layered_top1 > top1", "layered_top1 >= top1"),
+        "familiar images are trained on at the higher rate": ("FAMILIAR = 0.6", "FAMILIAR = 0.7"),
+        "several layers need not be ahead by more than nothing": ("AHEAD = 0.1", "AHEAD = 0.0"),
+        "the rate is chosen by the features of several layers": (
+            'before.get("one_layer_top1", before.get("left_out_top1"))',
+            'before.get("left_out_top1")',
+        ),
     },
     ("vitcli/training/run.py", "tests/training/methods/test_layered_refit.py"): {
         "a layered head is not described": (
             "self.job = evaluation.job = self.job.with_layered_head(num_layers)",
             "pass",
         ),
+        "the higher rate is not taken": ("self.job = evaluation.job = self.job.with_lr(lr)", "pass"),
     },
     ("vitcli/weights/locate.py", "tests/training/methods/test_layered_refit.py"): {
         "checkpoints are read with the head of the end": (
@@ -77,7 +83,11 @@ BY_PACKAGE = {
     },
     ("vitcli/recipe/validation.py", "tests/training/methods/test_layered_refit.py"): {
         "layers are asked for of a head of zeros": (
-            'if values.get(HEAD_LAYERS) and values.get("model.head", "zero") != REFIT:',
+            "for key in OF_REFIT if head != REFIT else ():",
+            "for key in ():",
+        ),
+        "a rate that is asked for gives way": (
+            'if key == UNFAMILIAR_LR and "optimizer.lr" in layer:',
             "if False:",
         ),
     },

@@ -21,6 +21,10 @@ from vitcli.errors import VitError
 from vitcli.features.least_squares import BIAS, STD_ADDED
 from vitcli.features.suspects import LEAST_KNOWN
 from vitcli.models.build import TransformerOptions, architecture, build
+from vitcli.training.methods import refit
+from vitcli.training.methods.probe_head import ClosedFormHead
+from vitcli.training.methods.refit import lr_of
+from vitcli.training.methods.start import LabelledFeatures
 from vitcli.weights.io import write_weights_file
 
 LAYERED = ("--set", "model.head=refit", "--set", "model.head_layers=2")
@@ -237,6 +241,68 @@ def test_the_key_belongs_to_a_refitted_head(photos):
     assert some.model.head_layers == 6
     assert recipes.load("modern/finetune-few", [], given).model.head_layers == 0
     assert recipes.load("modern/finetune-some", ["model.head=probe"], given).model.head_layers == 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "lr"),
+    [
+        ({"left_out_top1": 0.59}, 0.03),
+        ({"left_out_top1": 0.6}, 0.01),
+        ({"left_out_top1": 0.9, "one_layer_top1": 0.59, "layered_top1": 0.9}, 0.03),  # as training starts
+        ({"left_out_top1": None}, 0.01),
+        ({}, 0.01),
+    ],
+)
+def test_the_rate_is_higher_where_the_frozen_features_of_the_last_layer_know_too_little(facts, lr):
+    given = {"data.dataset": "photos", "model.ckpt": "demo"}
+
+    assert lr_of(recipes.load("modern/finetune-some", [], given), facts) == lr
+    assert lr_of(recipes.load("modern/finetune-few", [], given), facts) == 0.01
+
+
+@pytest.mark.parametrize(("layered_top1", "layers"), [(0.5, 0), (0.62, 0), (0.63, 2)])
+def test_several_layers_have_to_be_ten_points_ahead(layered_top1, layers, monkeypatch):
+    top1_of_width = {2 * LAYERS * 3: layered_top1, 3: 0.525}  # of all columns, and of the last class token
+
+    def fitted(features_NF, *columns, **about):
+        facts = {"left_out_top1": top1_of_width[features_NF.shape[1]]}
+        return ClosedFormHead(torch.zeros(2, features_NF.shape[1]), torch.zeros(2), facts)
+
+    monkeypatch.setattr(refit, "closed_form_head", fitted)
+    rows = LabelledFeatures(torch.zeros(8, 2 * LAYERS * 3), np.arange(8) % 2, None, str)
+    head, facts = refit._better(fitted(rows.features_ND), rows, LAYERS, num_classes=2, loss="softmax")
+
+    assert facts == {"head_layers": layers, "one_layer_top1": 0.525, "layered_top1": layered_top1}
+    assert head.weight_KD.shape[1] == (12 if layers else 3)
+
+
+def test_a_rate_that_is_asked_for_is_the_rate():
+    given = {"data.dataset": "photos", "model.ckpt": "demo"}
+    asked = recipes.load("modern/finetune-some", [], given | {"optimizer.lr": "0.02"})
+    both = recipes.load(
+        "modern/finetune-some", ["optimizer.unfamiliar_lr=0.05"], given | {"optimizer.lr": "0.02"}
+    )
+
+    assert (asked.optimizer.lr, asked.optimizer.unfamiliar_lr) == (0.02, None)
+    assert both.optimizer.unfamiliar_lr == 0.05
+    assert recipes.load("modern/finetune-some", ["model.head=zero"], given).optimizer.unfamiliar_lr is None
+    what = r"optimizer\.unfamiliar_lr is for model.head = 'refit', which is 'zero' here"
+    with pytest.raises(VitError, match=what):
+        recipes.load("finetune/default", ["optimizer.unfamiliar_lr=0.05"], given)
+
+
+def test_unfamiliar_images_are_trained_on_as_with_that_rate_to_the_bit(photos, blind, tmp_path):
+    at = "--set", "optimizer.unfamiliar_lr=0.05"
+    summary = finetuned(blind, photos, tmp_path / "rule", *LAYERED, *at)
+    finetuned(blind, photos, tmp_path / "typed", *LAYERED, "--lr", 0.05)
+    stopped = tmp_path / "stopped"
+    when_logged(stopped, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert run(*words(blind, photos, stopped, *LAYERED, *at)).code == 143
+    finetuned(blind, photos, stopped, *LAYERED, *at)
+
+    assert summary["lr"] == 0.05
+    tensors = [load_file(tmp_path / name / "model.safetensors") for name in ("rule", "typed", "stopped")]
+    assert all(torch.equal(one, other[name]) for other in tensors[1:] for name, one in tensors[0].items())
 
 
 @pytest.mark.slow
