@@ -16,8 +16,8 @@ BY_PACKAGE = {
             "refit.facts_of(after.facts, after)",
         ),
         "the head is refitted on weights that are not delivered": (
-            "            state.average = None\n        after = evaluation",
-            "            pass\n        after = evaluation",
+            "            state.average = None\n        if num_layers",
+            "            pass\n        if num_layers",
         ),
     },
     # A head that reads several layers.

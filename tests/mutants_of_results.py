@@ -248,8 +248,8 @@ OF_RESULTS = {
             "features_BD",
         ),
         "the class token counts in the mean": (
-            "encoded[:, model.num_prefix_tokens :].mean(dim=1)",
-            "encoded.mean(dim=1)",
+            "tokens_of(model, encoded)[:, model.num_prefix_tokens :].mean(dim=1)",
+            "tokens_of(model, encoded).mean(dim=1)",
         ),
     },
     ("vitcli/models/gelu.py", "tests/models/test_gelu.py"): {
