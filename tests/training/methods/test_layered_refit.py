@@ -123,6 +123,13 @@ def test_what_is_delivered_says_so_everywhere(runs):
     assert "timm has no place for this head" in " ".join(shown.out.split())
 
 
+def test_a_closed_form_that_would_take_hours_is_not_tried(photos, blind, tmp_path, monkeypatch):
+    monkeypatch.setattr(refit, "MOST_SIDE", 23)  # of 24 images and 384 columns
+    summary = finetuned(blind, photos, tmp_path / "run", *LAYERED)
+
+    assert summary["refit"]["head_layers"] == 0 and "layered_top1" not in summary["probe_head"]
+
+
 def test_a_run_with_a_layered_head_resumes_bit_for_bit(photos, blind, runs, tmp_path):
     broken = tmp_path / "run"
     when_logged(broken, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))

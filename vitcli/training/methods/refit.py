@@ -51,6 +51,7 @@ PART_OF_RUN = (
 )
 LEAST_ROWS = 1_000
 FAMILIAR = 0.6  # left-out accuracy of frozen features: below it the backbone has most to learn
+MOST_SIDE = 5_000  # rows or columns of a closed form on several layers: time grows with the cube of the fewer
 AHEAD = 0.1  # of left-out accuracy, by which several layers have to be better than one
 
 
@@ -97,6 +98,7 @@ def fit(
     """
     sample = random_subset(split, most_rows, seed=0) if len(split) > most_rows else split
     has_layers = head_layers is not None and can_read_layers(model, head_layers)
+    has_layers = has_layers and min(len(sample), 2 * head_layers * model.num_features) <= MOST_SIDE
     network = with_layered_head(model, head_layers) if has_layers else model
     rows, skipped = features_of(network, sample, preprocessing, settings)
     about = {"num_classes": split.num_classes, "loss": loss, "balance": balance}
