@@ -35,6 +35,20 @@ def test_tta_is_the_mean_of_an_image_and_its_mirror_image(images):
         assert both == pytest.approx({k: (first[k] + second[k]) / 2 for k in first}, abs=1e-6)
 
 
+def test_a_run_in_the_place_of_images_is_refused_and_no_advice_repeats_it(tmp_path):
+    folder = tmp_path / "runs" / "a"
+    (folder / "figures").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(folder / "figures" / "loss.png")
+    for name in ("recipe.toml", "summary.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+
+    refused = run("predict", "--ckpt", "demo", folder)
+    assert refused.code == 3 and f"{folder} is the folder of a run, whose images are figures" in refused.err
+    assert run("predict", "--ckpt", "demo", folder / "figures").code == 0
+    twice = run("predict", folder, folder)
+    assert twice.code == 2 and f"fix:   vit predict --ckpt {folder} IMAGES\n" in twice.err
+
+
 def test_what_is_below_the_threshold_is_unsure_and_sorted_apart(images, tmp_path):
     words = ("predict", "--ckpt", "demo", images, "--quiet")
     likeliest = sorted(max(each.values()) for each in probabilities(run(*words, "--json")))
