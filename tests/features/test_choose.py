@@ -329,6 +329,7 @@ def test_what_loading_changed_is_noted_once(photos):
     outcome = run("fewshot", "--ckpt", "demo", "--layers", "all", "--res", 32, "--dataset", photos)
 
     assert outcome.err.count("resampled: pos_embed") == 1, outcome.err
+    assert outcome.out.endswith(f" --dataset {photos} --res 32\n")  # what was judged is what is trained
 
 
 def test_the_pareto_front_has_what_nothing_beats_in_both():

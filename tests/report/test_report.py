@@ -315,8 +315,10 @@ def test_a_list_has_a_line_for_each_run_the_newest_first(tmp_path):
     assert rows[2][2:] == ["finished", "90.00", "89.0 to 91.0", "3,669", "oxford_pets", "2 h 00 min"]
     assert len(run("report", tmp_path, "--list").out.splitlines()) == 5  # title, header and three lines
 
-    # A few-shot run has its accuracy of the most images per class.
-    made.few_shot(tmp_path / "shots", {5: 0.6, 10: 0.7, 1: 0.4})
+    # A few-shot run has its accuracy of the most images per class; notes on it are for the report.
+    made.few_shot(tmp_path / "shots", {5: 0.6, 10: 0.7, 1: 0.4}, notes=["a note"])
+    assert "a note" not in run("report", tmp_path, "--list").out
+    assert "a note" in run("report", tmp_path).out
     rows = texts(run("report", tmp_path, "--list", "--json").json, "list")
     assert [row[3] for row in rows if row[0] == "shots"] == ["70.00"]
 

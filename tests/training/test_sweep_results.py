@@ -189,8 +189,8 @@ def test_masked_patches_have_no_interval_and_are_for_finetuning():
 def test_labels_that_could_not_be_judged_are_said_with_what_would_help(left_out_top1, is_told):
     head = {"labels_to_check": None, "left_out_top1": left_out_top1}
     told = (
-        "not judged: before training, the network knows 79.00% of left-out images (80% needed); "
-        "a larger --res or other weights may help"
+        "not judged; larger --res or other weights may help: before training, the network knows 79.00% of "
+        "left-out images, 80% needed"
     )
     for verbose in (True, False):
         lines = lines_of(as_text(summary(probe_head=head), verbose=verbose, width=200))

@@ -39,7 +39,7 @@ from vitcli.output.atomic import replace_file, write_json
 from vitcli.output.progress import Progress
 from vitcli.output.result_folder import ResultFolder
 from vitcli.recipe import Recipe
-from vitcli.recipe.reading import data_words
+from vitcli.recipe.reading import data_words, size_words
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import read_description
 from vitcli.weights.licences import is_non_commercial
@@ -349,7 +349,8 @@ def _layer_advice(
 
 def _next(backbone: Backbone) -> list[str]:
     """Return the command that fine-tunes the chosen checkpoint, as a list of words."""
-    return ["vit", "finetune", "--ckpt", str(backbone.recipe.model.ckpt), *data_words(backbone.recipe.data)]
+    words = [*data_words(backbone.recipe.data), *size_words(backbone.request.given)]
+    return ["vit", "finetune", "--ckpt", str(backbone.recipe.model.ckpt), *words]
 
 
 def _seen_notes(backbones: Sequence[Backbone]) -> list[str]:

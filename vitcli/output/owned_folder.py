@@ -183,11 +183,11 @@ def refuse_other(path: Path, content: str, differing: Sequence[str], *, advice: 
         advice: what else the user may want.
     """
     if differing:
+        free = f"choose another folder, such as --out {shlex.quote(_free_name(path))}"
         raise VitError(
             f"the folder holds {content}: {'; '.join(differing[:MAX_DIFFERENCES])}",
             where=f"--out {path}",
-            fix=f"choose another folder, such as --out {shlex.quote(_free_name(path))}, or replace what it holds with "
-            f"--overwrite{advice}",
+            fix=f"{free}, or replace what it holds with --overwrite{advice}",
         )
 
 

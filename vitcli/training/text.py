@@ -131,8 +131,8 @@ def _not_judged(summary: dict[str, Any]) -> list[tuple[str, str]]:
     known = head.get("left_out_top1")
     if head.get("labels_to_check") is not None or known is None or known >= LEAST_KNOWN:
         return []
-    why = f"before training, the network knows {percent(known)} of left-out images ({LEAST_KNOWN:.0%} needed)"
-    return [("labels", Folded(f"not judged: {why}; a larger --res or other weights may help"))]
+    why = f"before training, the network knows {percent(known)} of left-out images, {LEAST_KNOWN:.0%} needed"
+    return [("labels", f"not judged; larger --res or other weights may help: {why}")]
 
 
 def _advice_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
