@@ -13,6 +13,7 @@ from vitcli.data.sources.folders import (
     LeftOut,
     advice_on,
     is_image,
+    is_result,
     left_out_of,
     list_files,
     named,
@@ -21,7 +22,6 @@ from vitcli.data.sources.folders import (
 from vitcli.data.sources.wrong_layouts import no_data_set, unpacking
 from vitcli.data.split import Split
 from vitcli.errors import DataError, is_of_machine
-from vitcli.output import run_folder
 from vitcli.regular_files import MOST_BYTES, read_regular
 
 
@@ -48,10 +48,10 @@ def find_images(names: Sequence[str], *, where: str) -> Split:
 def _matches(name: str, where: str) -> tuple[list[str], LeftOut]:
     """Return the images that one name stands for, and what is left out of a folder or a glob."""
     path = Path(name)
-    if (path / run_folder.RECIPE).is_file() and (path / run_folder.SUMMARY).is_file():
-        fix = "name files or folders of images; --ckpt takes the run"
-        raise DataError(f"{name} is the folder of a run, whose images are figures", where=where, fix=fix)
     if name and path.is_dir():
+        if is_result(os.listdir(path)):
+            fix = "name files or folders of images; --ckpt takes a run"
+            raise DataError(f"{name} is a folder of results, whose images are figures", where=where, fix=fix)
         listed = list_files(path, path)
         if not listed.images:
             refusal = no_data_set(path, name)
