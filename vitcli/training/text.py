@@ -65,7 +65,7 @@ def _brief(summary: dict[str, Any], *, width: int | None = None) -> str:
     rows += _weak_places(summary)
     if "delivered" in summary:
         rows.append(("delivered", brief_delivery(summary)))
-    rows += [*_refit(summary), *_not_judged(summary)]
+    rows += _not_judged(summary) or _refit(summary)  # both say what the frozen features reach
     rows += [(name, Folded(note)) for name, note in held_out(summary)[:1]]
     rows += skipped(summary)
     return brief(rows, _next_commands(summary), width=width)
