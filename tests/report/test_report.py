@@ -301,12 +301,12 @@ def test_without_names_the_runs_are_those_below_runs(tmp_path, monkeypatch):
 
 def test_a_list_keeps_to_a_line_a_run_in_a_terminal_by_clipping_the_name_of_the_data(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    for name in ("photographs/evaluation", "old"):
+    for name in ("urlaub/evaluation", "old"):
         made.finetuned(tmp_path / name, dataset="my photographs of the summer of 2024")
     lines = run("report", tmp_path, "--list").out.splitlines()
 
     assert len(lines) == 4 and max(map(len, lines)) <= 80
-    assert any(line.startswith("photographs/evaluation  finished") for line in lines)
+    assert any(line.startswith("urlaub/evaluation  finished") for line in lines)
 
 
 def test_a_list_has_a_line_for_each_run_the_newest_first(tmp_path):
