@@ -195,6 +195,8 @@ def test_labels_that_could_not_be_judged_are_said_with_what_would_help(left_out_
     for verbose in (True, False):
         lines = lines_of(as_text(summary(probe_head=head), verbose=verbose, width=200))
         assert lines.get("labels") == (told if is_told else None)
+        large = summary(probe_head=head, resolution=[224, 160])
+        assert ("; other weights may help: " in as_text(large, verbose=verbose)) is is_told
         refit = summary(probe_head=head, refit={"num_examples": 47})
         assert ("head" in lines_of(as_text(refit, verbose=verbose))) is (verbose or not is_told)
 

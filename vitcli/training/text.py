@@ -42,6 +42,7 @@ from vitcli.output.text import (
 from vitcli.training.many_runs.sweep_results import accuracy_of, reason, remarks, values_text
 
 ADVICE_SHOWN, LABELS_SHOWN = 2, 10
+USUAL_SIDE = 224  # pixels, of most weights: more seldom help
 
 
 def as_text(result: dict[str, Any], *, verbose: bool = False, width: int | None = None) -> str:
@@ -132,7 +133,10 @@ def _not_judged(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if head.get("labels_to_check") is not None or known is None or known >= LEAST_KNOWN:
         return []
     why = f"before training, the network knows {percent(known)} of left-out images, {LEAST_KNOWN:.0%} needed"
-    return [("labels", f"not judged; larger --res or other weights may help: {why}")]
+    size = summary["resolution"]
+    side = max(size) if isinstance(size, list) else size
+    helps = "larger --res or other weights" if side < USUAL_SIDE else "other weights"
+    return [("labels", f"not judged; {helps} may help: {why}")]
 
 
 def _advice_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
