@@ -43,13 +43,17 @@ def test_a_run_in_the_place_of_images_is_refused_and_no_advice_repeats_it(tmp_pa
     for name in ("recipe.toml", "summary.json", "model.safetensors"):
         (folder / name).write_text("{}")
 
-    refused = run("predict", "--ckpt", "demo", folder)
-    assert refused.code == 3 and f"{folder} is a folder of results, whose images are figures" in refused.err
+    for place in (folder, folder.parent):
+        refused = run("predict", "--ckpt", "demo", place)
+        assert (
+            refused.code == 3 and f"{place} is a folder of results, whose images are figures" in refused.err
+        )
     assert run("predict", "--ckpt", "demo", folder / "figures").code == 0
-    Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
-    below = run("predict", "--ckpt", "demo", tmp_path, "--json")
+    (folder.parent / "photos").mkdir()
+    Image.new("RGB", (8, 8)).save(folder.parent / "photos" / "photo.png")
+    below = run("predict", "--ckpt", "demo", folder.parent, "--json")
     assert [Path(entry["file"]).name for entry in below.json["predictions"]] == ["photo.png"]
-    assert "left out: 1 figure in a folder of results: runs/a/figures/loss.png" in below.err
+    assert "left out: 1 figure in a folder of results: a/figures/loss.png" in below.err
     twice = run("predict", folder, folder)
     assert twice.code == 2 and f"fix:   vit predict --ckpt {folder} IMAGES\n" in twice.err
 

@@ -12,8 +12,8 @@ from vitcli.data.sources.folders import (
     UNREADABLE,
     LeftOut,
     advice_on,
+    holds_results,
     is_image,
-    is_result,
     left_out_of,
     list_files,
     named,
@@ -49,7 +49,7 @@ def _matches(name: str, where: str) -> tuple[list[str], LeftOut]:
     """Return the images that one name stands for, and what is left out of a folder or a glob."""
     path = Path(name)
     if name and path.is_dir():
-        if is_result(os.listdir(path)):
+        if holds_results(path):
             fix = "name files or folders of images; --ckpt takes a run"
             raise DataError(f"{name} is a folder of results, whose images are figures", where=where, fix=fix)
         listed = list_files(path, path)

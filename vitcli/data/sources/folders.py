@@ -180,12 +180,12 @@ def has_images(folder: Path | str) -> bool:
 
 def subfolders(folder: Path) -> list[str]:
     """Return the names of the folders in a folder, sorted, without those of results; none of a file."""
-    return [name for name in _entered(folder) if not _holds_results(folder / name)]
+    return [name for name in _entered(folder) if not holds_results(folder / name)]
 
 
 def result_folders(folder: Path) -> LeftOut:
     """Return the figures in those folders of a folder that hold results of ours, and nothing else."""
-    names = [name for name in _entered(folder) if _holds_results(folder / name)]
+    names = [name for name in _entered(folder) if holds_results(folder / name)]
     figures = [path for name in names for path in _images_in(str(folder / name))]
     return left_out_of(RESULT, relative(sorted(figures), folder))
 
@@ -197,12 +197,13 @@ def _entered(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_dir() and is_entered(entry.name))
 
 
-def _holds_results(folder: Path) -> bool:
-    """Return whether a folder is one of results, or has such folders and no file, as `runs/`."""
+def holds_results(folder: Path) -> bool:
+    """Return whether a folder is one of results, or like `runs/` has such folders and nothing else."""
     files, folders = _names_in(folder)
     if files:
         return is_result(files)
-    return any(is_result(_names_in(folder / name)[0]) for name in folders)
+    has_results = any(is_result(_names_in(folder / name)[0]) for name in folders)
+    return has_results and not list_files(folder, folder).images
 
 
 def _names_in(folder: Path) -> tuple[list[str], list[str]]:
