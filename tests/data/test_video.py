@@ -75,6 +75,9 @@ def test_a_frame_larger_than_an_image_may_be_is_refused_undecoded(tmp_path, monk
     with pytest.raises(VitError, match="a video cannot be read") as refused:
         split.read_row(2)
     assert refused.value.where == f"{file}, frame 2 at 0.2 s"
+    reason = "frame 2 is refused .*: it is damaged, or has more than 89,478,485 pixels"
+    with pytest.raises(VitError, match=reason):  # also when the row is read again
+        split.read_row(2)
 
 
 def test_a_video_that_lacks_its_end_is_read_with_a_note(tmp_path):

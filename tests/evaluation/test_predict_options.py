@@ -1,6 +1,7 @@
 """`vit predict` with --threshold, --tta and --sort-into, through the command line."""
 
 import csv
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,6 +34,28 @@ def test_tta_is_the_mean_of_an_image_and_its_mirror_image(images):
     mirrored = probabilities(run(*words, "--tta"))
     for both in mirrored[:2]:
         assert both == pytest.approx({k: (first[k] + second[k]) / 2 for k in first}, abs=1e-6)
+
+
+def test_a_run_in_the_place_of_images_is_refused_and_no_advice_repeats_it(tmp_path):
+    folder = tmp_path / "runs" / "a"
+    (folder / "figures").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(folder / "figures" / "loss.png")
+    for name in ("recipe.toml", "summary.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+
+    for place in (folder, folder.parent):
+        refused = run("predict", "--ckpt", "demo", place)
+        assert (
+            refused.code == 3 and f"{place} is a folder of results, whose images are figures" in refused.err
+        )
+    assert run("predict", "--ckpt", "demo", folder / "figures").code == 0
+    (folder.parent / "photos").mkdir()
+    Image.new("RGB", (8, 8)).save(folder.parent / "photos" / "photo.png")
+    below = run("predict", "--ckpt", "demo", folder.parent, "--json")
+    assert [Path(entry["file"]).name for entry in below.json["predictions"]] == ["photo.png"]
+    assert "left out: 1 figure in a folder of results: a/figures/loss.png" in below.err
+    twice = run("predict", folder, folder)
+    assert twice.code == 2 and f"fix:   vit predict --ckpt {folder} IMAGES\n" in twice.err
 
 
 def test_what_is_below_the_threshold_is_unsure_and_sorted_apart(images, tmp_path):

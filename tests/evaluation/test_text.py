@@ -118,6 +118,8 @@ def test_many_predictions_are_a_line_an_image_below_their_folder(columns, monkey
     assert first.splitlines()[0] == "my photos/Lily of the valley!/" and len(first.splitlines()) == 6
     assert second.splitlines()[0] == "my photos/tulip/" and "été (103).webp" in second.splitlines()[-1]
     assert max(map(len, text.splitlines())) <= columns
+    mixed = [predictions[row] for row in (0, 4, 1, 5, 2, 6, 3, 7)]
+    assert predictions_as_text({"predictions": mixed, "unreadable": []}) == text  # each folder once
 
 
 def test_what_speaks_against_each_of_many_predictions_takes_no_further_line(monkeypatch):

@@ -256,8 +256,12 @@ def test_what_a_link_in_the_folder_points_to_is_not_published(hub, trained, tmp_
         (folder / name).unlink()
         (folder / name).symlink_to(secret) if kind == "link" else os.link(secret, folder / name)
         check_error(push(folder, "--push-to-hub", "ann/pets"), 5, f"{name} is a {kind}")
+        if name == "metrics.jsonl":
+            check_error(
+                push(folder, tmp_path / "a.onnx", "--push-to-hub", "ann/pets"), 5, f"{name} is a {kind}"
+            )
         secret.unlink()
-    assert hub.repositories == {}
+    assert hub.repositories == {} and not (tmp_path / "a.onnx").exists()
 
 
 def test_no_token_a_wrong_one_and_no_network_are_errors_with_advice(hub, trained, monkeypatch):

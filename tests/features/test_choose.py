@@ -325,6 +325,13 @@ def test_the_table_says_what_is_best_what_ties_and_what_to_type_next(photos, cop
     assert all(ord(character) < 128 for character in outcome.out)
 
 
+def test_what_loading_changed_is_noted_once(photos):
+    outcome = run("fewshot", "--ckpt", "demo", "--layers", "all", "--res", 32, "--dataset", photos)
+
+    assert outcome.err.count("resampled: pos_embed") == 1, outcome.err
+    assert outcome.out.endswith(f" --dataset {photos} --res 32\n")  # what was judged is what is trained
+
+
 def test_the_pareto_front_has_what_nothing_beats_in_both():
     points = [(10, 90), (20, 80), (15, 70), (30, 60), (10, 85), (30, 50), (5, 90)]
     assert choose_text.pareto(points) == [(10, 90), (20, 80), (30, 60)]

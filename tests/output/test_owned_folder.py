@@ -141,4 +141,8 @@ def test_other_content_is_refused_with_what_differs(tmp_path):
     with pytest.raises(VitError) as refusal:
         refuse_other(tmp_path, "another study", list("12345"))
     assert refusal.value.message == "the folder holds another study: 1; 2; 3; 4"
-    assert "--overwrite" in refusal.value.fix
+    assert "--overwrite" in refusal.value.fix and f"such as --out {tmp_path}-2," in refusal.value.fix
+    (tmp_path.parent / f"{tmp_path.name}-2").touch()
+    with pytest.raises(VitError) as refusal:
+        refuse_other(tmp_path, "another study", ["1"])
+    assert f"such as --out {tmp_path}-3," in refusal.value.fix

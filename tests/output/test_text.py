@@ -141,8 +141,18 @@ def test_a_brief_screen_has_ten_lines_with_a_command_and_no_line_is_wider_than_t
     assert len(many.splitlines()) == MOST_LINES == 10
     assert many.splitlines()[-1] == "next        vit predict --ckpt 'runs/my photos' IMAGES"
     assert max(map(len, many.splitlines())) <= 80 and many.splitlines()[1].endswith("…")
-    assert [line[:12].strip() for line in few.splitlines()] == ["top-1", "row 0", "row 1", "next", ""]
+    assert [line[:12].strip() for line in few.splitlines()] == ["top-1", "row 0", "", "row 1", "", "next", ""]
     assert few.endswith("x" * 90 + "\n")  # a command is never cut off
+
+
+def test_a_long_row_takes_two_lines_where_two_commands_leave_room_for_it():
+    rows = [*((f"row {n}", "word " * 20) for n in range(4)), ("files", Verbatim("x" * 90))]
+    lines = brief(rows, [("vit", "report"), ("vit", "export"), ("vit", "inspect")], width=80).splitlines()
+
+    names = ["row 0", "", "row 1", "", "row 2", "", "row 3", "files", "next", ""]
+    assert [line[:12].strip() for line in lines] == names
+    assert [number for number, line in enumerate(lines) if line.endswith("…")] == [6]
+    assert lines[7].endswith(" " + "x" * 90)
 
 
 def test_a_folded_value_takes_two_lines_and_without_commands_there_are_rows_alone():

@@ -299,6 +299,16 @@ def test_without_names_the_runs_are_those_below_runs(tmp_path, monkeypatch):
     assert run("report", "--json").json["runs"] == ["runs/a"]
 
 
+def test_a_list_keeps_to_a_line_a_run_in_a_terminal_by_clipping_the_name_of_the_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("urlaub/evaluation", "old"):
+        made.finetuned(tmp_path / name, dataset="my photographs of the summer of 2024")
+    lines = run("report", tmp_path, "--list").out.splitlines()
+
+    assert len(lines) == 4 and max(map(len, lines)) <= 80
+    assert any(line.startswith("urlaub/evaluation  finished") for line in lines)
+
+
 def test_a_list_has_a_line_for_each_run_the_newest_first(tmp_path):
     made.finetuned(tmp_path / "old", 0.9)
     made.evaluated(tmp_path / "scored", made.evaluation())
@@ -315,8 +325,10 @@ def test_a_list_has_a_line_for_each_run_the_newest_first(tmp_path):
     assert rows[2][2:] == ["finished", "90.00", "89.0 to 91.0", "3,669", "oxford_pets", "2 h 00 min"]
     assert len(run("report", tmp_path, "--list").out.splitlines()) == 5  # title, header and three lines
 
-    # A few-shot run has its accuracy of the most images per class.
-    made.few_shot(tmp_path / "shots", {5: 0.6, 10: 0.7, 1: 0.4})
+    # A few-shot run has its accuracy of the most images per class; notes on it are for the report.
+    made.few_shot(tmp_path / "shots", {5: 0.6, 10: 0.7, 1: 0.4}, notes=["a note"])
+    assert "a note" not in run("report", tmp_path, "--list").out
+    assert "a note" in run("report", tmp_path).out
     rows = texts(run("report", tmp_path, "--list", "--json").json, "list")
     assert [row[3] for row in rows if row[0] == "shots"] == ["70.00"]
 

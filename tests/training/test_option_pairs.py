@@ -58,7 +58,7 @@ OPTIONS: dict[str, tuple[object, ...]] = {
 REFUSED = {  # pairs with words of the message
     ("folds", "runs"): "train.runs is 2, and train.folds 2",
     ("folds", "several-labels"): "folds are scored by top-1",
-    ("folds", "numbers"): "folds are scored by classes",
+    ("folds", "numbers"): "train.folds is for classes",
     ("folds", "streamed"): "streamed shards are not",
     ("folds", "average-runs"): "train.runs is 2, and train.folds 2",
     ("groups", "streamed"): "its images cannot be grouped",

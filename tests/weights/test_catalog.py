@@ -70,6 +70,11 @@ def test_a_pattern_finds_timms_other_networks(place, monkeypatch):
     assert "test_vit3.r160_in1k" in text and "MB: not counted" not in text
     assert all(row["params"] is None for row in many["weights"])
     assert "narrow PATTERN" in as_table(many)
+    monkeypatch.setattr("vitcli.weights.catalog.MOST_SHOWN", 5)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    num_hidden = len(many["weights"]) - 5
+    assert f"and {num_hidden} more: narrow PATTERN, or read all of them in a pipe\n" in as_table(many)
+    assert len(as_table(many).splitlines()) < 16 and as_table(few) == text
     with pytest.raises(
         VitError, match="no known weights match 'vit_bas_patch16_224', did you mean 'vit_base"
     ):

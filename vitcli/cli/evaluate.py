@@ -113,7 +113,8 @@ def predict(
     if jsonl and printing.as_json:
         raise typer.BadParameter("--json prints one object, --jsonl one per image: name one of them")
     if ckpt is None and images and hints.looks_like_weights(images[0]):
-        fix = f"vit predict --ckpt {shlex.quote(images[0])} {shlex.join(images[1:]) or 'IMAGES'}"
+        others = shlex.join(name for name in images if name != images[0])
+        fix = f"vit predict --ckpt {shlex.quote(images[0])} {others or 'IMAGES'}"
         raise VitError(f"{images[0]} is a checkpoint, not an image", where="IMAGES", fix=fix)
     recipe = RecipeOptions(None, res, model, None, set_, skip_bad)
     if why and ckpt and inputs.is_fewshot_run(ckpt):  # it holds no weights, but names them

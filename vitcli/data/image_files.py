@@ -12,6 +12,7 @@ from vitcli.data.sources.folders import (
     UNREADABLE,
     LeftOut,
     advice_on,
+    holds_results,
     is_image,
     left_out_of,
     list_files,
@@ -48,6 +49,9 @@ def _matches(name: str, where: str) -> tuple[list[str], LeftOut]:
     """Return the images that one name stands for, and what is left out of a folder or a glob."""
     path = Path(name)
     if name and path.is_dir():
+        if holds_results(path):
+            fix = "name files or folders of images; --ckpt takes a run"
+            raise DataError(f"{name} is a folder of results, whose images are figures", where=where, fix=fix)
         listed = list_files(path, path)
         if not listed.images:
             refusal = no_data_set(path, name)

@@ -65,6 +65,7 @@ class Video:
     _frames: Iterator[np.ndarray] | None = None
     _next: int = 0
     _passed: dict[int, np.ndarray] = field(default_factory=dict)
+    _end: str = ""  # why there is no frame from `_next` on
 
     def frame(self, number: int) -> np.ndarray:
         """Return frame `number` of those that are read, (H, W, 3) uint8.
@@ -80,7 +81,7 @@ class Video:
             while number not in self._passed:
                 frame = next(self._frames, None)
                 if frame is None:
-                    raise _damaged(self.where_is(number), "the video ends before this frame")
+                    raise _damaged(self.where_is(number), self._end)
                 self._passed[self._next] = frame
                 self._next += 1
                 if len(self._passed) > MOST_PASSED:
@@ -93,7 +94,8 @@ class Video:
         return f"{self.file}, frame {index}{seconds}"
 
     def _decoded(self) -> Iterator[np.ndarray]:
-        av = _av()
+        """Yield the frames up to the first that cannot be decoded."""
+        av, self._end = _av(), "the video ends before this frame"
         try:
             with open_regular(self.file) as file, av.open(file, options=OPTIONS) as container:
                 container.streams.video[0].codec_context.options = DECODER_OPTIONS
@@ -101,7 +103,8 @@ class Video:
                     if index % self.every == 0:
                         yield _upright(frame)
         except (av.FFmpegError, OSError, ValueError) as error:
-            raise _damaged(self.where_is(self._next), reason_of(error)) from error
+            refused = f"frame {self._next * self.every} is refused ({reason_of(error)})"
+            self._end = f"{refused}: it is damaged, or has more than {MAX_PIXELS:,} pixels"
 
 
 def open_video(file: str, *, every: int) -> Video:

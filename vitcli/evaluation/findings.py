@@ -4,7 +4,6 @@ Letters: N rows, K classes.
 """
 
 import io
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from statistics import median
@@ -124,11 +123,8 @@ def advice(
     if facts["num_mistakes"] and not is_balanced and largest >= UNBALANCED * max(1, smallest):
         lines.append(f"--set data.sampling=balanced, as classes have {smallest} to {largest} training images")
     if facts["num_sure_mistakes"]:
-        first = facts["surest_mistakes"][0]
-        lines.append(
-            f"labels to check: {count_of(facts['num_sure_mistakes'], 'image')} called another class with at "
-            f"least {SURE:.0%}, first {os.path.basename(first['place'])}"
-        )
+        images = count_of(facts["num_sure_mistakes"], "image")
+        lines.append(f"labels to check: {images} called another class with at least {SURE:.0%}")
     if pair := _common_pair(facts):
         one, other, count = pair
         lines.append(

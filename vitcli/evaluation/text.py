@@ -1,7 +1,6 @@
 """Results of `vit evaluate`, `vit compare` and `vit predict` as text for the terminal."""
 
 import os
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -374,7 +373,10 @@ def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
     has_remarks = any(map(_remark, predictions))
     last = {"": "number"} | ({" ": "id"} if has_remarks else {})
     tables = []
-    for folder, group in groupby(predictions, key=lambda prediction: os.path.dirname(prediction["file"])):
+    by_folder: dict[str, list[dict[str, Any]]] = {}
+    for prediction in predictions:
+        by_folder.setdefault(os.path.dirname(prediction["file"]), []).append(prediction)
+    for folder, group in by_folder.items():
         rows = []
         for prediction in group:
             first, *others = prediction["top"]

@@ -62,6 +62,7 @@ def push(
     hub.check(repository, branch, quiet=quiet)
     of_onnx, beside = None, {}
     if out and formats.format_of(options.to, Path(out), names=options.names) == "onnx":
+        _run_summary(Path(ckpt), ExportOptions(model_name=options.model_name))  # refused before any work
         of_onnx = exports.export(ckpt, out, options, quiet=quiet)
         beside = {name: Path(out).with_name(name) for name in of_onnx["files"]}
         out, options = None, ExportOptions(model_name=options.model_name)
@@ -116,7 +117,7 @@ def _run_summary(folder: Path, options: ExportOptions) -> dict[str, Any] | None:
     """Return the summary of a run folder, which is uploaded unchanged; None for anything else."""
     if not any((folder / name).is_file() for name in (run_folder.RECIPE, run_folder.LOCK)):
         return None
-    for name in (*UNCHANGED, run_folder.RECIPE, run_folder.SUMMARY):
+    for name in (*UNCHANGED, run_folder.RECIPE, run_folder.SUMMARY, CARD):
         _refuse_link(folder / name)
     summary = run_folder.finished_summary(folder)
     if not isinstance(summary, dict) or not summary.keys() >= {"command", "dataset", "model"}:

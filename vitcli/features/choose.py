@@ -15,6 +15,7 @@ from vitcli.data.image_cache import ImageCache
 from vitcli.data.parts.cuts import groups_to_divide
 from vitcli.data.split import Split
 from vitcli.errors import DataError, Stopped, VitError
+from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.setup import RunSettings, eval_settings, read_checkpoint, seen_by
 from vitcli.evaluation.statistics import interval_of
 from vitcli.features import choose_text, left_out
@@ -35,9 +36,10 @@ from vitcli.models.blocks import LayerLayout, layout_of
 from vitcli.models.flops import num_params
 from vitcli.output import plots, run_folder
 from vitcli.output.atomic import replace_file, write_json
+from vitcli.output.progress import Progress
 from vitcli.output.result_folder import ResultFolder
 from vitcli.recipe import Recipe
-from vitcli.recipe.reading import data_words
+from vitcli.recipe.reading import data_words, size_words
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import read_description
 from vitcli.weights.licences import is_non_commercial
@@ -347,7 +349,8 @@ def _layer_advice(
 
 def _next(backbone: Backbone) -> list[str]:
     """Return the command that fine-tunes the chosen checkpoint, as a list of words."""
-    return ["vit", "finetune", "--ckpt", str(backbone.recipe.model.ckpt), *data_words(backbone.recipe.data)]
+    words = [*data_words(backbone.recipe.data), *size_words(backbone.request.given)]
+    return ["vit", "finetune", "--ckpt", str(backbone.recipe.model.ckpt), *words]
 
 
 def _seen_notes(backbones: Sequence[Backbone]) -> list[str]:
@@ -366,16 +369,15 @@ def _tested(
     problem: LeftOutProblem,
     rows_N: np.ndarray,
     test: Split,
-    **opening: Any,
+    *,
+    run: RunSettings,
+    settings: EvalSettings,
 ) -> dict[str, Any]:
-    """Score the chosen combination on the test split, fitted to the training images.
-
-    Args:
-        opening: arguments of `open_extractor`.
-    """
+    """Score the chosen combination on the test split, fitted to the training images."""
     weights = read_checkpoint(backbone.recipe, quiet=True)
-    extractor = open_extractor(weights, backbone.recipe, backbone.request, **opening)
-    extractor = replace(extractor, layout=backbone.layout)
+    silent = replace(settings, progress=Progress(quiet=True))  # the notes on the weights were shown
+    extractor = open_extractor(weights, backbone.recipe, backbone.request, run, silent)
+    extractor = replace(extractor, layout=backbone.layout, settings=settings)
     tests = extract_layers(extractor, test, sampled_rows(len(test), MOST_ROWS))
     try:
         of_rows = problem.part(np.isin(rows_N, backbone.features.rows_N))

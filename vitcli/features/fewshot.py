@@ -38,7 +38,7 @@ from vitcli.output.owned_folder import refuse_other
 from vitcli.output.run_folder import DRAWS, refuse_other_recipe
 from vitcli.output.summaries import FewshotSummary, ShotScores
 from vitcli.recipe import Recipe
-from vitcli.recipe.reading import data_words
+from vitcli.recipe.reading import data_words, size_words
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
 
@@ -102,6 +102,7 @@ def fewshot(
         problem = _problem(support, tests, labels_N, **about_rows)
         scores = _scores(extractor, problem, draws_used, support, l2=recipe.fewshot.l2)
         result = _result(extractor, train, test, scores, support, tests)
+        result["next"] += size_words(request.given)
         if recipe.fewshot.forecast:
             result["forecast"] = _forecast(extractor, problem, curve_rows_N, support)
         result |= {"notes": notes, "draws_from": draws_file, "elapsed_s": time.perf_counter() - began_at}

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import socket
 import time
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import count
 from pathlib import Path
 from typing import IO, TextIO
 
@@ -181,11 +183,18 @@ def refuse_other(path: Path, content: str, differing: Sequence[str], *, advice: 
         advice: what else the user may want.
     """
     if differing:
+        free = f"choose another folder, such as --out {shlex.quote(_free_name(path))}"
         raise VitError(
             f"the folder holds {content}: {'; '.join(differing[:MAX_DIFFERENCES])}",
             where=f"--out {path}",
-            fix=f"choose another folder, or replace what it holds with --overwrite{advice}",
+            fix=f"{free}, or replace what it holds with --overwrite{advice}",
         )
+
+
+def _free_name(path: Path) -> str:
+    """Return the name of a folder beside another one that is not there yet: photos-2."""
+    name = os.path.normpath(path)
+    return next(free for number in count(2) if not os.path.lexists(free := f"{name}-{number}"))
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:

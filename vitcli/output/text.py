@@ -21,7 +21,7 @@ COMPUTED = re.compile(r"[=@\t\r]|[+-].")  # how cells begin that a spreadsheet t
 LEAST_EXAFLOPS = 1e-3  # below it compute is in GFLOPs
 # The last row of a plan.
 WHOLE_RECIPE = ("recipe", "all of it is in --dry-run --json; vit recipes show NAME explains each value")
-MOST_LINES = 10  # of a brief screen
+MOST_LINES, LEAST_COMMANDS = 10, 2  # of a brief screen, and of these to type next
 MANY_CLASSES = 20  # of fewer, top-5 says little
 NO_LIMIT = 10_000  # columns of a pipe, which has no width: its lines are as long as they need to be
 INTERPOLATED = "interpolated"  # as "delivered" of a summary: weights between probe and fine-tuned
@@ -107,7 +107,8 @@ def brief(
 ) -> str:
     """Return a result in at most MOST_LINES lines: rows, and commands to type next as far as there is room.
 
-    A row is one line, cut off at the width, or two if its value is `Folded`; one command there is always.
+    A row is one line, or two where it is too long and its value is `Folded` or LEAST_COMMANDS leave room for
+    it; what is longer is cut off. One command there is always; paths and commands are not cut.
 
     Args:
         rows: the most important first.
@@ -115,11 +116,19 @@ def brief(
         width: columns of a line; default: the terminal's, no limit in a pipe.
     """
     room = max((width or terminal_width()) - NAME_WIDTH, NAME_WIDTH)
-    lines = []
-    for name, value in rows:
-        shown = _lines_of(value, room)[:2] if isinstance(value, Folded) else [plain(value)]
-        lines += [(name if number == 0 else "", cut(line, room)) for number, line in enumerate(shown)]
-    lines = lines[: MOST_LINES - 1]
+    rows = list(rows)
+    folded = [_lines_of(value, room) for _, value in rows]
+    shown = [wrapped[:2] if isinstance(value, Folded) else [plain(value)]
+             for (_, value), wrapped in zip(rows, folded, strict=True)]  # fmt: skip
+    spare = MOST_LINES - min(len(next_commands), LEAST_COMMANDS) - sum(map(len, shown))
+    for at, wrapped in enumerate(folded):
+        if len(shown[at]) < len(wrapped[:2]) and spare > 0:
+            shown[at], spare = wrapped[:2], spare - 1
+    lines = [
+        (name if number == 0 else "", line if isinstance(value, Verbatim) else cut(line, room))
+        for (name, value), each in zip(rows, shown, strict=True)
+        for number, line in enumerate(each)
+    ][: MOST_LINES - 1]
     ending = commands(*next_commands)[: MOST_LINES - len(lines)]
     return "".join(f"{name:<{NAME_WIDTH - 1}} {line}\n" for name, line in [*lines, *ending])
 

@@ -1,5 +1,6 @@
 """How a data set is read, as later commands take it over from a run, or name it on their command line."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from vitcli.recipe.schema import Data
@@ -20,6 +21,12 @@ def reading_keys(data: Data, keys: tuple[str, ...] = HOW_TO_READ) -> dict[str, A
 def data_words(data: Data) -> list[str]:
     """Return the words of a command line by which a command reads the data of a recipe in the same way."""
     return ["--dataset", str(data.dataset), *reading_words(data)]
+
+
+def size_words(given: Mapping[str, Any]) -> list[str]:
+    """Return the words for the size of images that a request names, by recipe key."""
+    size = given.get("data.image_size")
+    return [] if size is None else ["--res", str(size)]
 
 
 def reading_words(data: Data) -> list[str]:

@@ -226,8 +226,9 @@ def listing(collection: RunCollection, names: Names, *, now: float) -> Table:
         )
         rows.append(Row(Header(names.folder(record.path), folder=record.path), cells))
     numbers = (Header("top-1"), Header("95 %"), Header("images"))
-    headers = (Header("state", kind="text"), *numbers, Header("data", kind="text"), Header("age"))
-    return Table("list", "Runs", "All runs, the newest first.", RUN, headers, tuple(rows))
+    headers = (Header("state", kind="text"), *numbers, Header("data", kind="clipped"), Header("age"))
+    names_whole = replace(RUN, kind="id")
+    return Table("list", "Runs", "All runs, the newest first.", names_whole, headers, tuple(rows))
 
 
 def _finished_state(record: AnyRecord) -> str:

@@ -39,12 +39,13 @@ BEST = "* the best of its row or column, or what was chosen; accuracies in %"
 
 @dataclass(frozen=True)
 class Report:
-    """The runs of some folders, and the tables made of them."""
+    """The runs of some folders, and the tables made of them; a list alone has no notes on numbers."""
 
     places: tuple[str, ...]
     collection: RunCollection
     names: Names
     tables: tuple[Table, ...]
+    is_list: bool = False
 
     @cached_property
     def predicted(self) -> list[Predicted]:
@@ -73,7 +74,8 @@ class Report:
     @property
     def notes(self) -> list[str]:
         left_out = [f"left out: {path}: {why}" for path, why in self.collection.left_out]
-        return [*left_out, *(f"{path}: {note}" for path, note in _notes_of_results(self.collection))]
+        of_results = () if self.is_list else _notes_of_results(self.collection)
+        return [*left_out, *(f"{path}: {note}" for path, note in of_results)]
 
 
 def read(places: Sequence[str]) -> Report:
@@ -120,7 +122,8 @@ def listed(places: Sequence[str]) -> Report:
     """Read the runs as `read` does, and list them in one table, the newest first."""
     collection = collect_runs(places)
     names = Names(collection)
-    return Report(tuple(places), collection, names, (costs.listing(collection, names, now=time.time()),))
+    listing = costs.listing(collection, names, now=time.time())
+    return Report(tuple(places), collection, names, (listing,), is_list=True)
 
 
 def format_of(out: Path | None, form: str | None) -> str:

@@ -1,5 +1,6 @@
 """Text of training for the terminal: summaries, plans and the table of a sweep's trials. Loads no torch."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -42,6 +43,7 @@ from vitcli.output.text import (
 from vitcli.training.many_runs.sweep_results import accuracy_of, reason, remarks, values_text
 
 ADVICE_SHOWN, LABELS_SHOWN = 2, 10
+USUAL_SIDE = 224  # pixels, of most weights: more seldom help
 
 
 def as_text(result: dict[str, Any], *, verbose: bool = False, width: int | None = None) -> str:
@@ -65,7 +67,7 @@ def _brief(summary: dict[str, Any], *, width: int | None = None) -> str:
     rows += _weak_places(summary)
     if "delivered" in summary:
         rows.append(("delivered", brief_delivery(summary)))
-    rows += _refit(summary)
+    rows += _not_judged(summary) or _refit(summary)  # both say what the frozen features reach
     rows += [(name, Folded(note)) for name, note in held_out(summary)[:1]]
     rows += skipped(summary)
     return brief(rows, _next_commands(summary), width=width)
@@ -112,13 +114,7 @@ def _weak_places(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _labels_to_check(summary: dict[str, Any], *, most: int = 1) -> list[tuple[str, str]]:
     """Return rows of labels that the other images contradict, by the closed form that the run began with."""
-    head = summary.get("probe_head") or {}
-    found, known = head.get("labels_to_check"), head.get("left_out_top1")
-    if most > 1 and found is None and known is not None and known < LEAST_KNOWN:
-        why = (
-            f"the features are right on {percent(known)} of the left-out images, less than {LEAST_KNOWN:.0%}"
-        )
-        return [("to check", f"labels not judged: {why}")]
+    found = (summary.get("probe_head") or {}).get("labels_to_check")
     if not found or not found["num_named"]:
         return []
     rows, number = [], found["num_named"]
@@ -131,14 +127,29 @@ def _labels_to_check(summary: dict[str, Any], *, most: int = 1) -> list[tuple[st
     return rows
 
 
+def _not_judged(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the row of labels that the closed form could not judge, with what would help."""
+    head = summary.get("probe_head") or {}
+    known = head.get("left_out_top1")
+    if head.get("labels_to_check") is not None or known is None or known >= LEAST_KNOWN:
+        return []
+    why = f"before training, the network knows {percent(known)} of left-out images, {LEAST_KNOWN:.0%} needed"
+    size = summary["resolution"]
+    side = max(size) if isinstance(size, list) else size
+    helps = "larger --res or other weights" if side < USUAL_SIDE else "other weights"
+    return [("labels", f"not judged; {helps} may help: {why}")]
+
+
 def _advice_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of what would help, with the time that it would take where that is known."""
     rows = []
     for number, line in enumerate(summary["findings"]["advice"]):
-        if line.startswith(FOLDS_OPTION) and len(summary["runs"]) > 1:  # which folds have in their place
-            line = line.replace(FOLDS_OPTION, f"{FOLDS_OPTION} --runs 1", 1)
-        if line.startswith(FOLDS_OPTION) and summary.get("elapsed_s"):
-            line += f", about {duration((NUM_FOLDS + 1) * summary['elapsed_s'])}"
+        if line.startswith(FOLDS_OPTION):
+            once = " --runs 1" if len(summary["runs"]) > 1 else ""  # which folds have in their place
+            out = shlex.quote(f"{summary['run_dir']}-folds")  # the folder of this run takes no other recipe
+            line = line.replace(FOLDS_OPTION, f"{FOLDS_OPTION}{once} --out {out}", 1)
+            if summary.get("elapsed_s"):
+                line += f", about {duration((NUM_FOLDS + 1) * summary['elapsed_s'])}"
         rows.append(("" if number else "would help", line))
     return rows
 
@@ -151,6 +162,7 @@ def all_rows(summary: dict[str, Any], *, width: int | None = None) -> str:
     rows = [
         *_scores(summary),
         *_labels_to_check(summary, most=LABELS_SHOWN),
+        *_not_judged(summary),
         *_found(summary),
         ("scored on", ", ".join(scored_on)),
         *([("delivered", delivery_text(summary))] if "delivered" in summary else []),

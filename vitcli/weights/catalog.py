@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from itertools import groupby
@@ -22,6 +23,7 @@ from vitcli.weights.locate import DEMO_FOLDER
 from vitcli.weights.names import DEMO, Reference, tags_by_network
 
 MOST_BUILT = 40  # networks without a formula; to count the parameters of one takes up to half a second
+MOST_SHOWN = 30  # lines of so many networks in a terminal
 COLUMNS = {"--ckpt": "id", "trained on": "text", "px": "number", "MB": "number", "here": "id"}
 DATA = ("in21k", "in22k", "in12k", "in1k", "jft")
 FOOT = """
@@ -169,8 +171,11 @@ def as_table(result: dict[str, Any]) -> str:
         if network in VARIANTS:
             lines.append([f"{network}:", "", "", "", ""])
         lines += map(_cells, weights)
-    text = simple_table(COLUMNS, lines).as_text()
-    if any(row["params"] is None for row in rows):
+    are_many = any(row["params"] is None for row in rows)
+    num_hidden = max(len(lines) - MOST_SHOWN, 0) if are_many and sys.stdout.isatty() else 0
+    text = simple_table(COLUMNS, lines[: len(lines) - num_hidden]).as_text()
+    text += f"and {num_hidden} more: narrow PATTERN, or read all of them in a pipe\n" if num_hidden else ""
+    if are_many:
         text += f"MB: not counted for more than {MOST_BUILT} networks at once; narrow PATTERN\n"
     return text + FOOT.format(storage=STORAGE)
 

@@ -153,7 +153,7 @@ def test_broken_images_are_named_and_the_others_compared(sets, tmp_path):
     assert (found["num_images_exact"], found["num_images_near"]) == (3, 3)
     table = run("datasets", "check", tmp_path / "a", "--quiet").out
     (line,) = [line for line in table.splitlines() if line.startswith("unreadable")]
-    assert "1 image, left out: first " in line and line.endswith("aa_broken.jpg") and len(line) <= 80
+    assert line.endswith(" 1 image, left out: first test/x/aa_broken.jpg") and len(line) <= 80
     assert "cannot be read" in run("datasets", "check", "--help").out
 
 

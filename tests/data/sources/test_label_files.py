@@ -78,6 +78,12 @@ BAD = {
     ),
     "a column of numbers that is not called a label": (
         ".csv", "file,age,where\n0.png,3.5,here\n1.png,4,there\n",
+        "labels.csv has no column of labels, but one of numbers, 'age'",
+        "ROOT/labels.csv, its columns: age, where",
+        f"--set data.label_column=NAME names the classes; {AS_NUMBERS.partition(';')[0]}",
+    ),
+    "a column of numbers alone": (
+        ".csv", "file,age\n0.png,3.5\n1.png,4\n",
         "labels.csv has no column of labels, but one of numbers, 'age'", "ROOT/labels.csv",
         f"{AS_NUMBERS.partition(';')[0]}; --set data.label_column=age takes them as classes",
     ),
@@ -154,6 +160,11 @@ BAD = {
     ),
     "decimals": (
         ".csv", rows(number % 25 / 10 for number in range(60)),
+        "column 'label' has 25 values in 60 rows, which look like numbers and not like classes",
+        "ROOT/labels.csv", AS_NUMBERS,
+    ),
+    "decimals with a comma": (
+        ".csv", rows(f'"{number % 25},5"' for number in range(60)),
         "column 'label' has 25 values in 60 rows, which look like numbers and not like classes",
         "ROOT/labels.csv", AS_NUMBERS,
     ),

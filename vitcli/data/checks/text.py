@@ -42,7 +42,7 @@ def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("against", against),
         ("same", f"{exact:,} images ({exact / num:.2%}) have an exact copy: {_exact_pairs(result)}"),
         ("near", f"{near:,} more ({near / num:.2%}) have a near copy, in {result['num_near']:,} pairs"),
-        ("unreadable", _unreadable(result["unreadable"])),
+        ("unreadable", _unreadable(result["unreadable"], result["dataset"])),
     ]
     for name, texts in {"classes": _classes, "sizes": _sizes}.items():
         for part in sorted(result["splits"], key=lambda part: not part["is_trained_on"]):
@@ -61,12 +61,14 @@ def _exact_pairs(result: dict[str, Any]) -> str:
     return f"{result['num_same_file']:,} pairs of equal files, {result['num_same_pixels']:,} of equal pixels"
 
 
-def _unreadable(places: list[str]) -> str | None:
+def _unreadable(places: list[str], dataset: str | None) -> str | None:
     """Return the number of unreadable images and the first one, in a line of 80 columns."""
     if not places:
         return None
     text = f"{len(places):,} image{'s' * (len(places) > 1)}, left out: first "
-    file = places[0].partition(": ")[0].rpartition(", ")[2].removeprefix("file ")
+    place = places[0].partition(": ")[0]
+    file = within(place, dataset)
+    file = place.rpartition(", ")[2].removeprefix("file ") if file == place else file
     room = 68 - len(text)
     return text + (file if len(file) <= room else f"…{file[1 - room :]}")  # its end is the name of the file
 

@@ -16,6 +16,7 @@ from vitcli.data.sources.folders import (
     left_out_of,
     list_files,
     relative,
+    result_folders,
     subfolders,
     union,
 )
@@ -88,7 +89,7 @@ class _SplitFolder:
             outside += [list_files(self.root / name, self.root) for name in others]
         loose = [path for files in outside for path in files.images]
         parts = [files.left_out(self.root) for files in [*outside, *self.files]]
-        return union([left_out_of(LOOSE, relative(loose, self.root)), *parts])
+        return union([left_out_of(LOOSE, relative(loose, self.root)), result_folders(self.root), *parts])
 
     def table(self) -> "datasets.Dataset":
         import datasets

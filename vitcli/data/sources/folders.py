@@ -15,6 +15,7 @@ from typing import Any
 
 from vitcli.data.decoding import BEGINNINGS, HEIC_ADVICE, IMAGE_SUFFIXES, PHOTOGRAPH_SUFFIXES
 from vitcli.errors import DataError
+from vitcli.output import run_folder
 from vitcli.output.text import count_of, first_few, plain
 from vitcli.regular_files import open_regular
 
@@ -22,12 +23,15 @@ SYSTEM_FOLDERS = frozenset(
     ("__macosx", "@eadir", "lost+found", "$recycle.bin", "#recycle", "#snapshot", "system volume information")
 )
 SILENT_NAMES = frozenset(("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"))
+# Files that a folder of ours has beside its figures: of a run, a comparison, an evaluation, an inspection.
+RESULTS = ({run_folder.RECIPE, run_folder.SUMMARY}, {run_folder.SUMMARY, "table.txt"}, {"evaluation.json"},
+           {"inspection.json"})  # fmt: skip
 SILENT_STARTS = ("readme", "license", "licence", "citation")  # about the data set, not of it
 NAMED_EACH = 3  # so many files are all named; of more the endings are counted
 LISTED = 100  # files in a summary
 
 UNREADABLE, LOOSE, UNNAMED = "unreadable", "loose", "unnamed"
-BESIDE, SYSTEM, LINKED = "beside", "system", "linked"
+BESIDE, SYSTEM, LINKED, RESULT = "beside", "system", "linked", "result"
 # What a file is, and what several are, by the reason for leaving it out.
 REASONS = {
     UNREADABLE: ("file that is not an image vit can read", "files that are not images vit can read"),
@@ -35,6 +39,7 @@ REASONS = {
     UNNAMED: ("image that no row of the labels names", "images that no row of the labels names"),
     BESIDE: ("file beside the tables or shards", "files beside the tables or shards"),
     SYSTEM: ("image in a folder of the system", "images in folders of the system"),
+    RESULT: ("figure in a folder of results", "figures in folders of results"),
     LINKED: ("link to a folder, which is not followed", "links to folders, which are not followed"),
 }
 CONVERT = "raw files of cameras: convert"
@@ -121,7 +126,7 @@ class Files:
 
 
 def list_files(folder: Path, root: Path, *, recursive: bool = True) -> Files:
-    """List the files below a folder; hidden ones, folders of the system and linked folders are not entered.
+    """List the files below a folder; hidden, linked, system and result folders are not entered.
 
     Args:
         root: the folder of the data set, which left out files are named from.
@@ -129,8 +134,12 @@ def list_files(folder: Path, root: Path, *, recursive: bool = True) -> Files:
     Raises:
         DataError: a folder cannot be read; its images would be missing without a word.
     """
-    images, others, system, linked = [], [], [], []
+    images, others, system, linked, figures = [], [], [], [], []
     for parent, folders, names in os.walk(folder, onerror=_refuse):
+        if parent != str(folder) and is_result(names):
+            figures += _images_in(parent)
+            folders.clear()
+            continue
         for name in names:
             if not is_silent(name):
                 path = os.path.join(parent, name)
@@ -142,9 +151,14 @@ def list_files(folder: Path, root: Path, *, recursive: bool = True) -> Files:
         linked += [path for name in folders if os.path.islink(path := os.path.join(parent, name))]
     not_entered = union(
         left_out_of(reason, relative(sorted(paths), root))
-        for reason, paths in ((SYSTEM, system), (LINKED, linked))
+        for reason, paths in ((SYSTEM, system), (LINKED, linked), (RESULT, figures))
     )
     return Files(sorted(images), sorted(others), not_entered)
+
+
+def is_result(names: Iterable[str]) -> bool:
+    """Return whether a folder with files of these names holds results of ours: its images are figures."""
+    return any(marks <= set(names) for marks in RESULTS)
 
 
 def image_files(folder: Path) -> list[str]:
@@ -165,11 +179,39 @@ def has_images(folder: Path | str) -> bool:
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Return the names of the folders in a folder, sorted; none of a file."""
+    """Return the names of the folders in a folder, sorted, without those of results; none of a file."""
+    return [name for name in _entered(folder) if not holds_results(folder / name)]
+
+
+def result_folders(folder: Path) -> LeftOut:
+    """Return the figures in those folders of a folder that hold results of ours, and nothing else."""
+    names = [name for name in _entered(folder) if holds_results(folder / name)]
+    figures = [path for name in names for path in _images_in(str(folder / name))]
+    return left_out_of(RESULT, relative(sorted(figures), folder))
+
+
+def _entered(folder: Path) -> list[str]:
     if not folder.is_dir():
         return []
     with _entries(folder) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir() and is_entered(entry.name))
+
+
+def holds_results(folder: Path) -> bool:
+    """Return whether a folder is one of results, or like `runs/` has such folders and nothing else."""
+    files, folders = _names_in(folder)
+    if files:
+        return is_result(files)
+    has_results = any(is_result(_names_in(folder / name)[0]) for name in folders)
+    return has_results and not list_files(folder, folder).images
+
+
+def _names_in(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the files and of the folders that are looked at."""
+    with _entries(folder) as entries:
+        is_folder = {entry.name: entry.is_dir() for entry in entries}
+    files = [name for name in is_folder if not (is_folder[name] or is_silent(name))]
+    return files, [name for name in is_folder if is_folder[name] and is_entered(name)]
 
 
 @contextmanager

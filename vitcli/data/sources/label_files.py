@@ -319,17 +319,17 @@ def _label_columns(
         if not (named or choices.numbers) and choices.one_hot and len(columns) > 1 and are_hot:
             return tuple(columns)
         if not (named or choices.numbers) and len(of_numbers) == 1:
-            raise _only_numbers(path, of_numbers[0]) from None
+            raise _only_numbers(path, of_numbers[0], columns) from None
         raise
 
 
-def _only_numbers(path: Path, column: str) -> NoColumn:
-    anyway = f"--set data.label_column={column} takes them as classes"
-    return NoColumn(
-        f"{path.name} has no column of labels, but one of numbers, {column!r}",
-        where=str(path),
-        fix=f"{NEEDS_NUMBERS}; {anyway}",
-    )
+def _only_numbers(path: Path, column: str, columns: list[str]) -> NoColumn:
+    what = f"{path.name} has no column of labels, but one of numbers, {column!r}"
+    if len(columns) == 1:
+        fix = f"{NEEDS_NUMBERS}; --set data.label_column={column} takes them as classes"
+        return NoColumn(what, where=str(path), fix=fix)
+    fix = f"--set data.label_column=NAME names the classes; {NEEDS_NUMBERS}"
+    return NoColumn(what, where=f"{path}, its columns: {first_few(columns, 8)}", fix=fix)
 
 
 def _rows_of_csv(path: Path) -> Iterator[LabelRow]:

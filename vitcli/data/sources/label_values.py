@@ -28,6 +28,7 @@ HOT = {
 }
 SEPARATORS = ("|", ";")
 WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # "007" is a name: as a number it would be another
+DECIMAL_COMMA = re.compile(r"-?\d+,\d+")  # as spreadsheets of half of the world write 1.5
 FEW_CLASSES = 20  # up to so many are taken as they are, whatever they look like
 MANY_NUMBERS, IMAGES_PER_NUMBER = 1_000, 20  # more numbers with fewer images each are no classes
 NUMBERS, NAMES = "numbers", "a name of each image"
@@ -116,7 +117,7 @@ def number_in(label: LabelText) -> float:
         value = float(label.text)
     except ValueError as error:
         point = label.text.replace(",", ".")
-        is_comma = re.fullmatch(r"-?\d+,\d+", label.text)
+        is_comma = DECIMAL_COMMA.fullmatch(label.text)
         raise DataError(
             f"{label.text!r} is not a number" if label.text else "a row has no number",
             where=label.place,
@@ -164,11 +165,11 @@ def kind_of_values(values: Collection[str], num_images: int) -> str | None:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is a number, infinity and NaN among them."""
+    """Return whether a text is a number, infinity, NaN and those with a decimal comma among them."""
     try:
         float(text)
     except ValueError:
-        return False
+        return bool(DECIMAL_COMMA.fullmatch(text))
     return True
 
 
