@@ -276,7 +276,7 @@ def probe_head_text(facts: dict[str, Any], *, head_layers: int = 0) -> str:
     if not head_layers:
         return text
     if "head_layers" not in facts:
-        return f"{text}; its head reads one layer: no plain ViT with {head_layers} blocks, sharded, or too large"
+        return f"{text}; the head reads one layer: no ViT of {head_layers} blocks, sharded, or too large"
     return f"{text}; {layers_text(facts)}"
 
 
