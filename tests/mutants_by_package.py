@@ -425,7 +425,7 @@ BY_PACKAGE = {
         ),
     },
     ("vitcli/output/text.py", "tests/output/test_text.py"): {
-        "a long screen has no command": ("lines = lines[: MOST_LINES - 1]", "lines = lines[:MOST_LINES]"),
+        "a long screen has no command": ("][: MOST_LINES - 1]", "][:MOST_LINES]"),
     },
     # Weights.
     ("vitcli/weights/interpolate.py", "tests/weights/test_interpolate.py"): {
