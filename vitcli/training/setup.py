@@ -44,7 +44,7 @@ from vitcli.training.methods.delivery import ALPHAS
 from vitcli.training.methods.depth import depths_of
 from vitcli.training.methods.held_out import hold_out
 from vitcli.training.methods.imbalance import check_imbalance
-from vitcli.training.methods.refit import check_refit
+from vitcli.training.methods.refit import candidates, check_refit
 from vitcli.training.methods.thresholds import calibration_split, choosing_split
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch
@@ -563,6 +563,7 @@ def describe(job: TrainingJob) -> dict[str, Any]:
         **asdict(job.plan),
         "epochs": job.plan.epochs,
         **({"max_minutes": minutes} if (minutes := job.recipe.schedule.max_minutes) else {}),
+        "candidates": candidates(job.recipe),
         "precision": job.runtime.precision,
         "estimated_peak_memory_gib": _estimated_memory_gib(job),
         "recipe_name": job.recipe.name,

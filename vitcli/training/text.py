@@ -385,6 +385,7 @@ def _plan(plan: dict[str, Any]) -> str:
         ("batch", f"{count_of(plan['batch_size'], 'image')}: {passes} on {processes}"),
         ("memory", f"about {plan['estimated_peak_memory_gib']:.2g} GiB per process"),
     ]
+    rows += [("candidates" * (at == 0), text) for at, text in enumerate(plan["candidates"])]
     if "max_minutes" in plan:
         limit = duration(60 * plan["max_minutes"])
         rows.append(("time", f"{limit}; fewer steps are planned once the first ones are measured"))

@@ -283,6 +283,18 @@ def test_several_layers_have_to_be_ten_points_ahead(layered_top1, layers, monkey
     assert head.weight_KD.shape[1] == (12 if layers else 3)
 
 
+def test_a_dry_run_names_what_is_chosen_between(photos):
+    shown = " ".join(run("finetune", "--ckpt", "demo", "--dataset", photos, "--dry-run").out.split())
+    some, fixed = (
+        run("finetune", "--recipe", name, "--ckpt", "demo", "--dataset", photos, "--dry-run", "--json").json
+        for name in ("modern/finetune-some", "finetune/default")
+    )
+
+    rates = "rate 0.01, or 0.03 where frozen features know less than 60%"
+    assert rates in shown and "head on one layer, or on 6 where these know 10 points more" in shown
+    assert len(some["candidates"]) == 2 and fixed["candidates"] == []
+
+
 def test_a_rate_that_is_asked_for_is_the_rate():
     given = {"data.dataset": "photos", "model.ckpt": "demo"}
     asked = recipes.load("modern/finetune-some", [], given | {"optimizer.lr": "0.02"})

@@ -140,6 +140,14 @@ def join(model: nn.Module, head: ClosedFormHead) -> None:
     )
 
 
+def candidates(recipe: Recipe) -> list[str]:
+    """Return what the closed form before training chooses between, each choice in words."""
+    lr, unfamiliar_lr, layers = recipe.optimizer.lr, recipe.optimizer.unfamiliar_lr, recipe.model.head_layers
+    rates = f"rate {lr:g}, or {unfamiliar_lr or 0:g} where frozen features know less than {FAMILIAR:.0%}"
+    heads = f"head on one layer, or on {layers} where these know {100 * AHEAD:.0f} points more"
+    return [rates] * (unfamiliar_lr is not None) + [heads] * (layers > 0)
+
+
 def lr_of(recipe: Recipe, before: dict[str, Any]) -> float:
     """Return the base learning rate of a run by the facts of the closed form before training."""
     top1 = before.get("one_layer_top1", before.get("left_out_top1"))
