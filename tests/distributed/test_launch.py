@@ -279,8 +279,49 @@ def test_the_memory_of_a_container_counts_by_its_bound(tmp_path):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert launch._free_in_container(str(tmp_path)) == 1000 - 700 + 150
+    (tmp_path / "memory.current").write_text("1300")  # a limit that was lowered
+    assert launch._free_in_container(str(tmp_path)) == 0
     (tmp_path / "memory.max").write_text("max")
     assert launch._free_in_container(str(tmp_path)) == float("inf")
+
+
+def test_an_older_container_names_its_bound_otherwise(tmp_path):
+    (tmp_path / "memory").mkdir()
+    files = {"limit_in_bytes": "5000", "usage_in_bytes": "4000"}
+    for name, text in files.items():
+        (tmp_path / f"memory/memory.{name}").write_text(text)
+    (tmp_path / "memory/memory.stat").write_text("inactive_file 7\ntotal_inactive_file 300\n")
+
+    assert launch._free_in_container(str(tmp_path)) == 5000 - 4000 + 300
+
+
+@pytest.mark.parametrize(("available", "in_container", "free"), [(30, 20, 20), (30, 40, 30)])
+def test_free_memory_is_what_is_available_here_and_in_the_container(
+    monkeypatch, available, in_container, free
+):
+    memory = SimpleNamespace(available=available, total=100, free=10)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    monkeypatch.setattr(launch, "_free_in_container", lambda: in_container)
+
+    assert launch.free_bytes() == free
+
+
+@pytest.mark.parametrize(("given", "threads"), [(None, "3"), ("5", "5")])
+def test_the_cores_are_shared_by_the_processes_unless_their_threads_are_given(
+    environ, monkeypatch, given, threads
+):
+    if given:
+        environ["OMP_NUM_THREADS"] = given
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *_: lambda *words: {})
+    monkeypatch.setattr("logging.disable", lambda level: None)
+    monkeypatch.setattr(launch, "cpu_count", lambda: 10)
+
+    assert launch.launch(3, ["finetune"]) == 0
+    assert environ["OMP_NUM_THREADS"] == threads
+    if not given:
+        del environ["OMP_NUM_THREADS"]
+        launch.launch(16, ["finetune"])
+        assert environ["OMP_NUM_THREADS"] == "1"
 
 
 def test_processes_that_vit_starts_run_no_file_of_the_working_folder(environ, tmp_path, monkeypatch):

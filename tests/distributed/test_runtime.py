@@ -338,3 +338,35 @@ def test_bf16_is_of_a_cpu_that_multiplies_it(monkeypatch, flags, has_bf16):
     monkeypatch.setattr(runtime.Path, "read_text", lambda path: f"flags : {flags}")
 
     assert runtime.cpu_has_bf16() == has_bf16
+
+
+@pytest.mark.parametrize(
+    ("precision", "has_bf16", "resolved"),
+    [
+        ("auto", True, "bf16"),
+        ("auto", False, "fp32"),
+        ("fp32", True, "fp32"),
+        ("bf16", False, "bf16"),  # emulated, if asked for
+    ],
+)
+def test_a_cpu_computes_in_bf16_by_itself_where_it_multiplies_it(monkeypatch, precision, has_bf16, resolved):
+    monkeypatch.setattr(runtime, "cpu_has_bf16", lambda: has_bf16)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+
+    assert runtime.resolve_precision(precision) == resolved
+    with pytest.raises(MachineError, match="fp16 needs a GPU, and this machine has none") as refused:
+        runtime.resolve_precision("fp16", where="--precision")
+    assert refused.value.where == "--precision"
+
+
+def test_after_the_end_of_a_run_a_process_is_the_only_one_on_its_device():
+    state = SimpleNamespace(process_index=3, num_processes=4, device=torch.device("meta"))
+    joined = runtime.Runtime(state, "bf16", None, "control", timedelta(minutes=1), hardware={"gpu": "x"})
+
+    alone = joined.alone()
+
+    assert (alone.rank, alone.world_size, alone.is_main, alone.control) == (0, 1, True, None)
+    assert (alone.device, alone.precision, alone.hardware) == (joined.device, "bf16", {"gpu": "x"})
+    assert alone.concatenated([1]) == [1] and alone.on_main(lambda: 7) == 7
+    alone.shutdown()

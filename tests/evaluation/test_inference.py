@@ -1,5 +1,8 @@
 """Passes over a split: every row counts once, in evaluation mode, and no number is made up."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -147,3 +150,31 @@ def test_of_an_image_and_its_mirror_image_probabilities_are_averaged():
 
     mean_BK = inference.mean_of_classes(one_BK, other_BK).softmax(dim=1)
     torch.testing.assert_close(mean_BK, (one_BK.softmax(dim=1) + other_BK.softmax(dim=1)) / 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "world_size", "asked"), [(7, 2, 3), (8, 2, 4), (7, 1, 7), (2, 3, 0), (0, 2, 0)]
+)
+def test_processes_ask_whether_to_stop_as_often_as_the_one_with_the_fewest_batches(rows, world_size, asked):
+    """Or one would wait for an answer that no other process gives."""
+    for rank in range(world_size):
+        questions = []
+        joined = SimpleNamespace(rank=rank, world_size=world_size, any=questions.append)
+        of_one = replace(settings(batch_size=1), runtime=joined, is_stopping=lambda: False)
+
+        batches = list(of_one.batches(noise(count=rows), PREPROCESSING))
+
+        assert [int(batch.rows_B[0]) for batch in batches] == list(range(rank, rows, world_size))
+        assert questions == [False] * asked
+
+
+def test_a_pass_ends_before_the_next_batch_once_any_process_stops():
+    answers = iter([False, True])
+    joined = SimpleNamespace(rank=0, world_size=1, any=lambda is_stopping: next(answers))
+    batches = replace(settings(batch_size=1), runtime=joined, is_stopping=lambda: False).batches(
+        noise(count=4), PREPROCESSING
+    )
+
+    assert next(batches).rows_B.tolist() == [0]
+    with pytest.raises(inference.Interrupted):
+        next(batches)

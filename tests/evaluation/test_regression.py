@@ -1,6 +1,7 @@
 """Predicted numbers: against scikit-learn, hand values, and from a run to its predictions."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.conftest import run
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint, stopped_in_part
 from vitcli.data.dataset import DataSet
 from vitcli.errors import DataError, WeightsError
+from vitcli.evaluation import regression
 from vitcli.evaluation.regression import (
     NumberPredictions,
     Target,
@@ -52,12 +54,14 @@ def test_equal_numbers_have_no_r2():
     assert "r2" not in intervals_of(predictions([2, 2], [1, 3]))
 
 
-def test_intervals_are_quantiles_of_resampled_errors():
+@pytest.mark.parametrize(("most_draws", "resamples"), [(100_000_000, 2_000), (40 * 300, 300), (40 * 7, 200)])
+def test_intervals_are_quantiles_of_resampled_errors(monkeypatch, most_draws, resamples):
+    monkeypatch.setattr(regression, "MOST_DRAWS", most_draws)
     rng = np.random.default_rng(0)
     targets = rng.normal(size=40)
     numbers = predictions(targets, targets + rng.normal(size=40))
     draws, scores = np.random.default_rng(0), []
-    for _ in range(2_000):
+    for _ in range(resamples):
         rows = draws.integers(40, size=40)
         pair = numbers.targets_N[rows], numbers.values_N[rows]
         errors = pair[1] - pair[0]
@@ -164,9 +168,15 @@ def test_a_run_reports_errors_and_evaluate_and_predict_agree_with_it(ages, train
     header, line = table.read_text().splitlines()
     assert header == "file,age,error" and float(line.split(",")[1]) == by_file["30.png"]
     # Of other data the column that was trained on.
-    (ages / "new.csv").write_text("file,height,age\n" + "".join(f"{n}.png,1,{n}\n" for n in range(3)))
-    new = run("evaluate", "--ckpt", trained, "--dataset", ages / "new.csv", "--split", "train", "--json").json
-    (ages / "new.csv").unlink()
+    (tmp_path / "new").mkdir()
+    for number in range(3):
+        shutil.copy(ages / f"{number}.png", tmp_path / "new")
+    (tmp_path / "new/broken.png").write_bytes(b"no image")  # which is left out with its number
+    lines = ["file,height,age", "broken.png,1,500", *(f"{n}.png,1,{n}" for n in range(3))]
+    (tmp_path / "new/labels.csv").write_text("\n".join(lines))
+    of_new = ("--dataset", tmp_path / "new", "--split", "train", "--skip-bad", "--json")
+    new = run("evaluate", "--ckpt", trained, *of_new).json
+    assert new["num_skipped_images"] == 1
     assert new["mae"] == pytest.approx(np.mean([abs(by_file[f"{n}.png"] - n) for n in range(3)]))
     text = run("evaluate", "--ckpt", trained, "-q").out
     assert f"MAE         {summary['mae']:.4g}" in text and "always its mean gives MAE" in text

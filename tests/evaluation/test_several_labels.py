@@ -14,8 +14,10 @@ from tests.conftest import run
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint, stopped_in_part
 from vitcli.errors import WeightsError
 from vitcli.evaluation.inference import mean_of_labels
+from vitcli.evaluation.predict import _several
 from vitcli.evaluation.several_labels import (
     EVEN,
+    SeveralLabels,
     average_precisions,
     best_thresholds,
     f1_scores,
@@ -53,6 +55,7 @@ def test_average_precision_and_f1_are_those_of_scikit_learn(seed):
     mean = mean_average_precision(probabilities_NK, hot_NK)
     assert mean == (pytest.approx(np.mean(expected)) if expected else None)
     f1_K = sklearn_metrics.f1_score(hot_NK, given_NK, average=None, zero_division=0.0)
+    assert np.isnan(f1_scores(given_NK, hot_NK)).tolist() == (~has_rows_K).tolist()
     if hot_NK.shape[1] > 1:
         assert np.allclose(f1_scores(given_NK, hot_NK)[has_rows_K], np.atleast_1d(f1_K)[has_rows_K])
 
@@ -249,3 +252,21 @@ def test_data_with_one_label_each_are_scored_by_weights_of_several(shapes, train
 
     result = run("evaluate", "--ckpt", trained, "--dataset", tmp_path / "photos", "--json", "-q").json
     assert set(result["per_label"]) == {"red", "bright"} and result["f1_at_thresholds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "labels", "margin"),
+    [
+        ((0.5, 0.2, 0.8), ["a", "b"], 0.0),  # what reaches its threshold is given
+        ((0.6, 0.2, 0.7), ["c", "b"], 0.05),
+        ((0.9, 0.9, 0.9), [], 0.15),
+    ],
+)
+def test_classes_are_given_by_their_thresholds_the_likeliest_first(thresholds, labels, margin):
+    logits_K = torch.tensor([0.0, -np.log(3), np.log(3)])  # of 1/2, 1/4 and 3/4
+
+    found = _several(SeveralLabels(thresholds), ("a", "b", "c"), 2, logits_K)
+
+    assert [(each["class"], each["label"]) for each in found["top"]] == [("c", 2), ("a", 0)]
+    assert [each["probability"] for each in found["top"]] == pytest.approx([0.75, 0.5])
+    assert found["labels"] == labels and found["margin"] == pytest.approx(margin, abs=1e-7)

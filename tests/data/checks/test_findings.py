@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,9 @@ from PIL import Image
 
 from tests.conftest import run
 from tests.data.parts.test_image_hashes import scene
+from vitcli.data.checks import check as checking
+from vitcli.data.checks import findings
+from vitcli.data.checks.classes import SplitLabels, describe
 from vitcli.data.checks.text import as_text
 
 
@@ -213,11 +217,17 @@ def test_numbers_and_several_labels_are_described(photos):
     rows = [f"{file.name},{mark}" for file, mark in zip(files, marks, strict=True)]
     (several / "labels.csv").write_text("\n".join(["file,cat,dog", *rows]))
 
-    number = check(numbers)["splits"][0]["labels"]
+    result = check(numbers)
+    number = result["splits"][0]["labels"]
     assert number == {"kind": "number", "column": "age", "min": 0.5, "median": 7.0, "max": 25.5}
-    both = check(several)["splits"][0]["labels"]
+    assert "age, a number: min 0.5, median 7, max 25.5" in as_text(result)
+    assert as_text(result).rstrip().endswith("--set objective.loss=regression")
+    result = check(several)
+    both = result["splits"][0]["labels"]
     assert both["kind"] == "several" and both["images_per_class"] == {"cat": 4, "dog": 3}
     assert both["num_unlabelled"] == 1
+    assert "2, several an image: dog 3 to cat 4 images" in as_text(result)
+    assert as_text(result).rstrip().endswith("--set objective.loss=sigmoid")
 
 
 def test_sizes_of_odd_images_are_width_by_height_beside_their_places(photos):
@@ -246,3 +256,116 @@ def test_the_next_command_goes_on_in_spite_of_what_was_found(photos, spoil, word
                   and str(photos) in line and "--ckpt" in line)  # fmt: skip
 
     assert command.partition(str(photos))[2].split() == " ".join(words).split()
+
+
+def of_classes(counts: dict[str, int], split: str = "train", *, is_trained_on: bool = True) -> dict:
+    """A split of so many images of each class, as `check` describes it."""
+    labels = np.repeat(np.arange(len(counts)), list(counts.values()))
+    return {
+        "split": f"photos, split {split}",
+        "is_trained_on": is_trained_on,
+        "labels": describe(SplitLabels(tuple(counts), labels, has_numbers=False)),
+        "no_labels": None,
+        "labels_stop": False,
+        "sizes": {"large": [], "small": [], "long": []},
+    }
+
+
+def found_in(*splits: dict, **more: object) -> list[tuple[str, str, str]]:
+    result = {"splits": splits, "comparisons": [], "unreadable": [], "alike_classes": []}
+    given = findings.find(result | {"num_left_out_files": 0} | more)
+    return [(each["level"], each["name"], each["text"]) for each in given]
+
+
+def test_classes_of_one_to_four_images_are_small_and_those_of_none_are_empty():
+    test = of_classes({"a": 2, "b": 0, "c": 1}, "test", is_trained_on=False)
+    train = of_classes({"a": 0, "b": 1, "c": 4, "d": 5, "e": 9})
+
+    assert found_in(train, test) == [
+        ("spoils", "empty_classes", "1 class has no image in train: a"),
+        ("look", "small_classes", "2 classes have fewer than 5 images in train: b 1, c 4"),
+        ("look", "empty_classes", "1 class has no image in test: b"),
+    ]
+    assert found_in(of_classes({"a": 0, "d": 5})) == [
+        ("look", "empty_classes", "1 class has no image in train: a"),
+    ]
+
+
+@pytest.mark.parametrize(("most", "is_found"), [(59, False), (60, True), (61, True)])
+def test_classes_are_unequal_from_ten_times_on_where_they_are_trained_on(most, is_found):
+    counts = {"a": most, "b": 6, "c": 30}
+
+    text = f"a has {most} images in train, b 6"
+    assert found_in(of_classes(counts)) == [("know", "unequal_classes", text)] * is_found
+    assert found_in(of_classes(counts, is_trained_on=False)) == []
+
+
+SUSPECTS = {
+    "split": "photos, split train", "model": "demo", "ckpt": "w.safetensors", "top1": 0.5, "num_checked": 90,
+    "num_named": 0, "num_trained_on": 0, "are_classes_known": True, "page": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, []),
+        ({"num_named": 1}, [("suspicious_labels", "1 label of 90 of train contradicted by the others")]),
+        ({"num_named": 2}, [("suspicious_labels", "2 labels of 90 of train contradicted by the others")]),
+        (
+            {"are_classes_known": False},
+            [("unknown_classes", "labels of train not judged: the features of demo know these classes badly, "
+              "50.0% by leave-one-out")],
+        ),
+        (
+            {"num_trained_on": 1234},
+            [("trained_on_labels", "w.safetensors was trained on 1,234 of these images, and may have learned "
+              "wrong labels")],
+        ),
+    ],
+)  # fmt: skip
+def test_labels_that_others_contradict_are_to_be_looked_at(change, expected):
+    given = found_in(suspects=SUSPECTS | change)
+
+    assert given == [("look", name, text) for name, text in expected]
+
+
+def test_three_names_are_shown_and_the_others_counted():
+    odd = [f"photos, split test, file b/c/{name}.png: 3x4" for name in "abcde"]
+    part = of_classes({"a": 6})
+    part["sizes"] = {"large": odd[:1], "small": odd[:4], "long": odd[:3]}
+
+    assert found_in(part, unreadable=odd, num_left_out_files=1234) == [
+        ("spoils", "unreadable_images",
+         "5 images cannot be read: c/a.png, c/b.png, c/c.png and 2 more"),
+        ("look", "large_images",
+         "1 image has more than 25 megapixels, which take long to decode: c/a.png"),
+        ("look", "files_left_out", "1,234 files of the folder not read"),
+        ("know", "small_images",
+         "4 images have a side below 32 pixels: c/a.png, c/b.png, c/c.png and 1 more"),
+        ("know", "long_images",
+         "3 images have one side more than 3 times the other: a centre crop shows the middle alone: "
+         "c/a.png, c/b.png, c/c.png"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_named", "pairs"),
+    [
+        ((3, 2), False, [(0, 1), (1, 1)]),
+        ((2, 2), False, [(0, 1), (0, 0), (1, 1)]),
+        ((3, 3), True, [(0, 1)]),
+        ((3,), False, []),
+        ((3,), True, [(0, 0)]),  # it was asked for
+        ((2, 3, 1), False, [(0, 1), (0, 2), (1, 2), (0, 0), (2, 2)]),
+    ],
+)
+def test_pairs_within_a_large_split_are_searched_for_only_if_asked(monkeypatch, sizes, is_named, pairs):
+    monkeypatch.setattr(checking, "MOST_WITHIN", 2)
+    examined = [
+        SimpleNamespace(split=range(size), labels=None, number=number) for number, size in enumerate(sizes)
+    ]
+
+    compared = checking._compared(examined, is_named=is_named, options=checking.CheckOptions(distance=6))
+
+    assert [(each.one.number, each.other.number) for each in compared] == pairs

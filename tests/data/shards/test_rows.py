@@ -22,7 +22,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from vitcli.data.columns import PATHS
-from vitcli.data.shards import remote
+from vitcli.data.shards import remote, webdataset
 from vitcli.data.shards.paths import find_shards
 from vitcli.data.shards.remote import BlockCache, RangeReader, locate
 from vitcli.data.shards.rows import _index_of, open_shards
@@ -1088,3 +1088,119 @@ def test_bytes_of_a_server_that_never_tells_of_a_change_are_not_kept(monkeypatch
     file = SimpleNamespace(is_local=False, stamp="", read=lambda first, last: bytes(range(first, last)))
 
     assert remote.ShardFile.read_kept(file, 3, 6) == b"\x03\x04\x05"
+
+
+class Refused(Exception):
+    """An answer of a server, as aiohttp and requests keep its status."""
+
+    def __init__(self, status: int, *, is_of_requests: bool = False):
+        super().__init__(f"status {status}")
+        if is_of_requests:
+            self.response = SimpleNamespace(status_code=status)
+        else:
+            self.status = status
+
+
+@pytest.mark.parametrize("is_of_requests", [False, True])
+@pytest.mark.parametrize(
+    ("status", "times", "words"),
+    [
+        (401, 1, r"its server refuses it with status 401.*log in"),
+        (403, 1, r"its server refuses it with status 403.*log in"),
+        (404, 4, r"status 404.*check the network"),  # of a client that does not call it a missing file
+        (500, 4, r"status 500.*check the network"),
+    ],
+)
+def test_a_refusal_is_not_tried_again_and_a_failure_three_times(status, times, words, is_of_requests):
+    calls = []
+
+    def fail() -> None:
+        calls.append(status)
+        raise Refused(status, is_of_requests=is_of_requests)
+
+    with pytest.raises(MachineError) as caught:
+        remote.attempt(fail, url="https://host/a/0.tar", is_local=False)
+    assert re.search(words, message(caught)) and len(calls) == times
+
+
+@pytest.mark.parametrize(("status", "is_gone"), [(404, True), (410, True), (403, False), (503, False)])
+def test_a_shard_is_missing_where_the_server_says_so_and_not_where_it_fails(status, is_gone):
+    def fail() -> None:  # as fsspec, for every answer
+        raise FileNotFoundError("https://host/0.tar") from Refused(status)
+
+    with pytest.raises(DataError if is_gone else MachineError) as caught:
+        remote.attempt(fail, url="https://host/0.tar", is_local=False)
+    assert ("it does not exist" in caught.value.message) == is_gone
+
+
+def test_a_failure_of_this_disk_is_not_tried_again():
+    calls = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise OSError("torn")
+
+    with pytest.raises(DataError, match=r"0\.tar cannot be read: torn") as caught:
+        remote.attempt(fail, url="/data/0.tar", is_local=True)
+    assert (caught.value.where, caught.value.fix, calls) == ("/data/0.tar", "check the disk", [1])
+
+
+def test_a_link_in_the_place_of_a_kept_block_is_not_followed(tmp_path):
+    put("far://pets/0.tar", bytes(range(100)))
+    file = locate("far://pets/0.tar")
+    file.read_kept(0, 9)
+    (block,) = user_cache.cache_folder("shards").glob("*.block")
+    block.rename(tmp_path / "elsewhere")
+    block.symlink_to(tmp_path / "elsewhere")
+    Far.reads.clear()
+
+    assert file.read_kept(0, 9) == bytes(range(9)) and len(Far.reads) == 1
+    assert not block.is_symlink()  # what was read again has taken its place
+
+
+def test_a_shard_of_no_samples_by_its_count_file_is_not_read():
+    urls = [tar("far://pets/0.tar", {}), tar("far://pets/1.tar", samples(range(5)))]
+    counts = {"shardlist": [{"url": "0.tar", "nsamples": 0}, {"url": "1.tar", "nsamples": 5}]}
+    put("far://pets/shardindex.json", json.dumps(counts).encode())
+    split = opened(*urls, num_classes=3)
+
+    assert rows(split) == expected(range(5))
+    assert {path for path, *_ in Far.reads if path.endswith("0.tar")} == set()
+
+
+def test_of_two_count_files_the_first_to_be_looked_for_is_right():
+    """`shardindex.json` of WebDataset comes before timm's `_info.json`, whose other shards count as well."""
+    urls = [tar(f"far://pets/{number}.tar", samples(range(5))) for number in range(3)]
+    put("far://pets/shardindex.json", json.dumps({"shardlist": WIDS["shardlist"][:2]}).encode())
+    theirs = {"filenames": ["1.tar", "2.tar"], "shard_lengths": [4, 5]}
+    put("far://pets/_info.json", json.dumps({"splits": {"train": theirs}}).encode())
+
+    counts = webdataset.known_counts([locate(url) for url in urls])
+
+    assert counts == dict(zip(urls, (5, 5, 5), strict=True))
+
+
+def test_a_row_group_of_any_place_must_fit_into_the_cache():
+    for number, sizes in enumerate(((10, 5000, 10), (5000, 10, 10), (10, 10, 5000))):
+        images = [image(place, size) for place, size in enumerate(sizes)]
+        url = plain_parquet(f"far://pets/{number}.parquet", image=images, label=[0, 1, 2])
+
+        with pytest.raises(DataError, match=r"a block of .* does not fit into a cache of 2\.9 KiB"):
+            opened(url, cache_bytes=3_000)
+        assert len(opened(url, cache_bytes=9_000)) == 3
+
+
+@pytest.mark.parametrize(("label", "is_class"), [(0, True), (2, True), (3, False), (-2, False)])
+def test_a_label_that_is_read_late_is_one_of_the_classes_or_refused_by_its_row(label, is_class):
+    """With a count file no label is known before its row is read."""
+    members = samples(range(2)) | {"9.jpg": image(9), "9.cls": b"%d" % label}
+    url = tar("far://pets/0.tar", members)
+    put("far://pets/shardindex.json", json.dumps({"shardlist": [{"url": url, "nsamples": 3}]}).encode())
+    split = opened(url, num_classes=3)
+
+    if is_class:
+        assert split.read_row(2) == (image(9), label)
+    else:
+        with pytest.raises(DataError, match=rf"label {label} is not one of 0 ... 2") as caught:
+            split.read_row(2)
+        assert caught.value.where == f"{url}, row 2"

@@ -102,3 +102,18 @@ def test_what_is_missed_or_not_needed_is_said(points, num_images, advice):
     is_missed = result["advice"].endswith("left-out training images); 99% is not reached")
     assert is_missed == (points[-1][1] in (29, 50) and num_images == 60)
     assert (result["recommended"] is None) == (num_images < selective.LEAST)
+
+
+def test_below_the_goal_the_most_accurate_threshold_is_recommended_and_of_equals_the_lowest():
+    points = [OperatingPoint(*each) for each in ((0.0, 90, 60), (0.4, 60, 54), (0.6, 50, 45), (0.7, 40, 35))]
+
+    assert recommended(points) == points[1] == recommended(points[::-1])
+    assert recommended([*points, OperatingPoint(0.9, 29, 29)]) == points[1]
+    assert recommended([]) is None
+
+
+def test_the_lowest_of_all_thresholds_that_reach_99_of_100_is_recommended():
+    good = [OperatingPoint(0.8, 100, 99), OperatingPoint(0.9, 50, 50)]
+
+    assert recommended([OperatingPoint(0.5, 1_000, 989), *good]) == good[0]
+    assert recommended(good[::-1]) == good[0]
