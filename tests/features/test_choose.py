@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -152,6 +153,64 @@ def test_l2_has_the_most_rows_right_and_is_the_largest_of_equals():
         most = max(right.sum() for right in of_each.values())
         assert l2 == max(strength for strength, right in of_each.items() if right.sum() == most)
         assert hits.tolist() == of_each[l2].tolist()
+
+
+def test_of_strengths_that_have_all_rows_right_the_largest_is_chosen():
+    labels, groups = np.arange(30) % 3, np.arange(30)
+    features = np.eye(3)[labels] * 50 + np.random.default_rng(0).normal(size=(30, 3))
+
+    for strengths in ((0.1, 1.0, 10.0), (10.0, 0.1, 1.0)):
+        l2, hits = left_out.left_out(features, LeftOutProblem(labels, groups, 3, strengths))
+        assert (l2, hits.sum()) == (10.0, 30)
+
+
+def test_rows_without_tokens_are_not_scored_and_the_others_by_queries_of_the_other_half():
+    rng = np.random.default_rng(3)
+    labels, has_tokens = rng.integers(0, 2, 40), np.arange(40) % 4 > 0
+    tokens = rng.normal(size=(40, 5, 6)).astype(np.float32)
+    tokens[:, 2] += 2 * labels[:, None]
+    features = SimpleNamespace(has_tokens_N=has_tokens, read_tokens=lambda: tokens[has_tokens])
+    problem, epochs = LeftOutProblem(labels, np.arange(40), 2, (1.0, 1e4)), []
+
+    combination = Combination("attentive", (6,))
+    found = left_out.score(features, combination, problem, ckpt=3, on_epoch=lambda: epochs.append(1))
+
+    tokens, labels, problem = tokens[has_tokens], labels[has_tokens], problem.part(has_tokens)
+    half, expected, l2 = attentive.halves(labels, np.arange(30)), np.zeros(30, bool), []
+    for learnt in (0, 1):
+        queries = attentive.learn_queries(tokens, labels, np.flatnonzero(half == learnt), num_classes=2)
+        chosen, hits = left_out.left_out(queries.pool(tokens), problem, half == 1 - learnt)
+        expected[half != learnt] = hits[half != learnt]
+        l2.append(chosen)
+    assert found.scored_N.tolist() == has_tokens.tolist() and not found.hits_N[~has_tokens].any()
+    assert found.hits_N[has_tokens].tolist() == expected.tolist() and 15 < expected.sum() < 30
+    assert (found.l2, found.ckpt, found.num_features, len(epochs)) == (tuple(l2), 3, 4 * 6, 2 * 2)
+
+
+def test_tokens_are_standardised_by_those_that_queries_are_learnt_from():
+    tokens = (7 + 2 * np.random.default_rng(0).normal(size=(90, 3, 4))).astype(np.float32)
+    rows = np.arange(5, 80)  # more than a batch
+
+    queries = attentive.learn_queries(tokens, np.arange(90) % 2, rows, num_classes=2)
+
+    of_rows_XD = tokens[rows].reshape(-1, 4).astype(np.float64)
+    np.testing.assert_allclose(queries.mean_D, of_rows_XD.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(queries.std_D, of_rows_XD.std(axis=0) + 1e-5, rtol=1e-6)
+    standardised_MTD = (tokens - queries.mean_D.numpy()) / queries.std_D.numpy()
+    weights_MTQ = np.exp(standardised_MTD @ queries.queries_QD.numpy().T / 2)  # 2 is the root of the width
+    weights_MTQ /= weights_MTQ.sum(axis=1, keepdims=True)
+    pooled = np.einsum("mtq,mtd->mqd", weights_MTQ, standardised_MTD).reshape(90, -1)
+    np.testing.assert_allclose(queries.pool(tokens), pooled, atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [1, 30, 99])
+def test_rows_are_drawn_once_each_and_in_ascending_order(most):
+    drawn = layers.sampled_rows(100, most)
+
+    assert len(drawn) == most and (np.diff(drawn) > 0).all() and set(drawn) <= set(range(100))
+    assert drawn.tolist() == layers.sampled_rows(100, most).tolist() != list(range(most))
+    for all_of_them in (100, 101):
+        assert layers.sampled_rows(100, all_of_them).tolist() == list(range(100))
 
 
 def test_ties_are_what_mcnemars_test_does_not_tell_from_the_best():

@@ -225,8 +225,10 @@ def test_the_nearest_mean_is_that_of_unit_features():
     cosines = [[m @ t / np.linalg.norm(m) / np.linalg.norm(t) for m in means] for t in tests.astype(float)]
 
     ours, _ = classifiers.nearest_mean(known, labels, tests, num_classes=5, groups_N=None)  # class 4 is empty
+    away, _ = classifiers.nearest_mean(known, labels, -tests, num_classes=5, groups_N=None)
 
     assert ours.tolist() == np.argmax(cosines, axis=1).tolist()
+    assert away.tolist() == np.argmin(cosines, axis=1).tolist()  # all cosines are below 0
 
 
 def test_logistic_regression_is_scikit_learn_s_on_standardised_rows():
