@@ -166,10 +166,14 @@ def test_every_run_of_pooled_cells_counts_once():
 
 
 def test_the_smallest_error_is_that_of_a_run_whose_start_had_not_seen_the_images():
-    def record(mae: float, num_seen: int) -> SimpleNamespace:
-        summary = SimpleNamespace(target="age", split="test", mae=mae, num_held_out_seen=num_seen)
+    def record(mae: float, num_seen: int, target: str = "age", split: str = "test") -> SimpleNamespace:
+        summary = SimpleNamespace(target=target, split=split, mae=mae, num_held_out_seen=num_seen)
         return SimpleNamespace(summary=summary, dataset="faces", images="the same")
 
     names = SimpleNamespace(data=str)
     assert regression._best([record(3.0, 0), record(1.0, 7), record(2.0, 0)], names) == {2}
     assert regression._best([record(3.0, 0), record(1.0, 7)], names) == set()
+    # Only errors of one number on the same images are compared, as they are shown.
+    others = [record(30.0, 0, "weight"), record(40.0, 0, "weight"), record(0.1, 0, split="dev")]
+    assert regression._best([record(3.0, 0), record(2.0, 0), *others], names) == {1, 2}
+    assert regression._best([record(2.00001, 0), record(2.0, 0), record(2.1, 0)], names) == {0, 1}

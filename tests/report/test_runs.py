@@ -21,3 +21,28 @@ def test_runs_are_searched_for_five_folders_deep_as_the_error_says(tmp_path):
     assert [location.path for location in scan.find([str(tmp_path / "five")])] == [five]
     with pytest.raises(VitError, match="or up to 5 folders below"):
         scan.find([str(tmp_path / "six")])
+
+
+def test_a_link_back_up_is_no_further_folder(tmp_path, monkeypatch):
+    made.finetuned(tmp_path / "runs/a", 0.9)
+    made.finetuned(tmp_path / "runs/b", 0.9)
+    for name in "ab":
+        (tmp_path / "runs" / name / "back").symlink_to(tmp_path / "runs")
+    monkeypatch.setattr(scan, "MAX_FOLDERS", 3)  # as many as there are
+
+    assert [location.path.name for location in scan.find([str(tmp_path / "runs")])] == ["a", "b"]
+
+
+def test_a_recipe_alone_is_no_run_that_has_begun(tmp_path):
+    (tmp_path / "recipe.toml").write_text("")
+    assert scan.kind_of(tmp_path) is None
+
+    for name in ("summary.json", "metrics.jsonl", "plan.json"):
+        (tmp_path / name).write_text("{}")
+        assert scan.kind_of(tmp_path) == "training"
+        (tmp_path / name).unlink()
+    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / "environment.json").write_text('{"command_line": ["vit", "fewshot"]}')
+    assert scan.kind_of(tmp_path) == "fewshot"
+    (tmp_path / "recipe.toml").unlink()
+    assert scan.kind_of(tmp_path) is None
