@@ -102,6 +102,16 @@ def test_any_number_of_parts_adds_up(num_parts):
     )
 
 
+def test_what_is_left_of_a_tree_is_added_from_the_right():
+    """Of seven parts four, two and one: ((0 + 1) + (2 + 3)) + ((4 + 5) + 6)."""
+    g = [grads[1] for grads in leaves(7)]
+    other_order = (((g[0] + g[1]) + (g[2] + g[3])) + (g[4] + g[5])) + g[6]
+
+    found = alone(leaves(7))[1]
+    assert torch.equal(found, ((g[0] + g[1]) + (g[2] + g[3])) + ((g[4] + g[5]) + g[6]))
+    assert not torch.equal(found, other_order)
+
+
 def test_a_parameter_without_a_gradient_counts_as_zero():
     model = nn.ParameterList([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))])
     total = PairwiseSum(model, SimpleNamespace(world_size=1), parts=2)

@@ -123,6 +123,29 @@ def test_the_most_steps_that_fit_are_those_of_a_search_through_all():
         assert limit.plan(step) == max(fitting, default=step + 1)
 
 
+@pytest.mark.parametrize(
+    ("total_steps", "is_off"), [(1006, True), (1004, False), (994, False), (966, False), (964, True)]
+)
+def test_a_run_is_planned_again_if_it_ends_a_hundredth_late_or_three_early(total_steps, is_off):
+    """A step is a second, and files are written for five: 1,000 s are 995 steps."""
+    clock = Clock()
+    about = {"began_at": 0.0, "most_steps": 10_000, "is_main": True, "clock": clock}
+    limit = TimeLimit(1_000, Scoring(0, 0, 0), is_planned=True, **about)
+    asked = []
+    for step in range(7):
+        asked.append(limit.misses(step, total_steps))
+        clock.now += 1
+
+    assert asked == [False] * 6 + [is_off]
+
+
+@pytest.mark.parametrize(("limit_s", "save_every_s"), [(60, 5), (100, 5), (200, 10), (7200, 360)])
+def test_a_run_that_is_killed_loses_a_twentieth_of_its_time_or_five_seconds(limit_s, save_every_s):
+    about = {"began_at": 0.0, "most_steps": 9, "is_planned": False, "is_main": True}
+
+    assert TimeLimit(limit_s, Scoring(0, 0, 0), **about).save_every_s == save_every_s
+
+
 def test_too_short_a_time_is_an_error_of_the_first_plan_alone():
     with pytest.raises(VitError, match=r"9\.0 s are too short: 7\.0 s are over after 2 steps of 1\.0 s"):
         simulated(9, step_s=lambda _: 1.0, image_s=0.01)

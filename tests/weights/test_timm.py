@@ -5,7 +5,7 @@ import torch
 
 from vitcli.errors import VitError, WeightsError
 from vitcli.models.build import TransformerOptions, architecture, build
-from vitcli.weights.timm import from_timm_config, recognise, split_tag, timm_config
+from vitcli.weights.timm import from_timm_config, num_prefix_tokens, recognise, split_tag, timm_config
 
 LAYERS, HIDDEN, MLP, HEADS, PATCH, GRID, CLASSES = 2, 24, 40, 3, 4, 3, 5
 
@@ -166,6 +166,31 @@ def test_the_preprocessing_of_a_config_is_taken_value_by_value():
         "bicubic",
     )
     assert (usual["mean"], usual["std"]) == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+
+
+@pytest.mark.parametrize("in_arguments", [False, True])
+def test_images_that_are_not_square_are_high_before_they_are_wide(in_arguments):
+    given = {"model_args": {"img_size": [96, 160]}} if in_arguments else {}
+    given |= {"pretrained_cfg": {} if in_arguments else {"input_size": [3, 96, 160]}}
+
+    arch, preprocessing, _ = from_timm_config({"architecture": "vit_tiny_patch16_224"} | given, tag="")
+
+    assert arch.image_size == (96, 160) and preprocessing["image_size"] == [96, 160]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "count"),
+    [
+        ({}, 0),
+        ({"cls_token": (1, 1, 8)}, 1),
+        ({"cls_token": (1, 1, 8), "dist_token": (1, 1, 8)}, 2),
+        ({"cls_token": (1, 1, 8), "reg_token": (1, 4, 8)}, 5),
+        ({"reg_token": (1, 4, 8), "pos_embed": (1, 20, 8)}, 4),
+        ({"cls_token": (1, 8)}, 0),  # of another network
+    ],
+)
+def test_class_and_distillation_tokens_and_registers_stand_for_no_patch(shapes, count):
+    assert num_prefix_tokens(shapes) == count
 
 
 def test_a_name_is_split_where_timm_has_weights_of_that_tag():

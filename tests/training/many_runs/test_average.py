@@ -221,8 +221,14 @@ def test_runs_that_held_nothing_out_have_an_untested_mean(photos, averaged, tmp_
     plain = tmp_path / "plain"
     assert run(*TUNE, "--dataset", photos, "--runs", 2, "--out", plain).code == 0
 
+    # As if the first run had been right in one of two images.
+    file = plain / "runs/seed-0/summary.json"
+    first, second = (json.loads(path.read_text()) for path in sorted(plain.glob("runs/*/summary.json")))
+    file.write_text(json.dumps(first | {"top1": second["top1"] / 2}))
+
     record = average(plain, "--out", tmp_path / "out").json["average"]
 
+    assert record["mean_top1"] == pytest.approx(0.75 * second["top1"])
     assert (record["delivered"], record["accepted"], record["num_dev_examples"]) == ("uniform", None, 0)
     assert (
         "held none out"

@@ -69,6 +69,24 @@ def test_a_stopped_run_with_all_of_it_resumes_bit_for_bit(uneven, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("weights", "sampling", "rule"),
+    [
+        ("none", "uniform", "none"),
+        ("none", "sqrt", "sqrt"),
+        ("balanced", "uniform", "balanced"),
+        ("balanced", "sqrt", "balanced"),  # both: the loss, which a closed form can weigh by
+        ("sqrt", "balanced", "sqrt"),
+    ],
+)
+def test_the_rule_of_classes_is_that_of_the_loss_and_else_that_of_drawing(weights, sampling, rule):
+    recipe = SimpleNamespace(
+        objective=SimpleNamespace(class_weights=weights), data=SimpleNamespace(sampling=sampling)
+    )
+
+    assert imbalance.balance_of(recipe) == rule
+
+
+@pytest.mark.parametrize(
     ("changes", "what"),
     [({"has_several_labels": True}, "have several labels each"), ({"is_large": True}, "order of its shards")],
 )
