@@ -411,6 +411,10 @@ BY_PACKAGE = {
         ),
     },
     ("vitcli/report/regression.py", "tests/report/test_grouping.py"): {
+        "errors of different numbers are compared": (
+            "return (record.summary.target, names.data",
+            "return (names.data",
+        ),
         "a run that has seen the images is the best": (
             '[not getattr(record.summary, "num_held_out_seen", 0) for record in records]',
             "[True for record in records]",
@@ -440,6 +444,8 @@ BY_PACKAGE = {
     },
     # The second round: packages that had fewer than ten breaks.
     ("vitcli/report/scan.py", "tests/report/test_runs.py"): {
+        "links back up are followed": ("if folder.resolve() in visited:", "if folder in visited:"),
+        "a recipe alone is a run": ("is_known and has_begun else None", "is_known else None"),
         "runs are searched for six folders deep": (
             "if depth == MAX_DEPTH or",
             "if depth == MAX_DEPTH + 1 or",
@@ -842,6 +848,10 @@ BY_PACKAGE = {
         "vitcli/training/many_runs/sweep_results.py",
         "tests/training/test_sweep_results.py::test_the_speed_of_several_runs_is_all_their_images_by_all_their_time",
     ): {
+        "the memory of several runs is that of the first": (
+            'max(summary["peak_memory_gib"] for summary in summaries)',
+            'summaries[0]["peak_memory_gib"]',
+        ),
         "the speed of several runs is by the time of one": (
             'seconds = sum(final["elapsed_s"] for final in finals)',
             'seconds = finals[0]["elapsed_s"]',
@@ -876,5 +886,609 @@ BY_PACKAGE = {
         "tests/features/test_suspects.py::test_features_that_know_fewer_than_four_in_five_images_name_no_label",
     ): {
         "features that know no class name labels": ("if top1 >= LEAST_KNOWN else 0", "if top1 > 0 else 0"),
+    },
+    (
+        "vitcli/data/checks/findings.py",
+        "tests/data/checks/test_findings.py::test_classes_of_one_to_four_images_are_small_and_those_of_none_are_empty",
+    ): {
+        "classes without images are small ones": ("if 0 < count < FEW_IMAGES}", "if count < FEW_IMAGES}"),
+    },
+    (
+        "vitcli/data/checks/near_duplicates.py",
+        "tests/data/checks/test_near_duplicates.py::test_an_image_with_an_exact_copy_is_not_one_with_a_near_copy_as_well",
+    ): {
+        "an image with an exact copy has a near one as well": (
+            "(self.has_pair[2] & ~is_exact_N).sum()",
+            "self.has_pair[2].sum()",
+        ),
+    },
+    (
+        "vitcli/data/checks/near_duplicates.py",
+        "tests/data/checks/test_near_duplicates.py::test_equal_images_contradict_each_other_by_the_names_of_their_classes",
+    ): {
+        "images that are merely alike contradict each other": (
+            'block_P4[block_P4[:, 0] < KINDS.index("near")]',
+            "block_P4",
+        ),
+        "classes of two splits are compared by their numbers": (
+            "np.array([codes[name] for name in labels.class_names])[labels.labels] for labels",
+            "labels.labels for labels",
+        ),
+    },
+    ("vitcli/data/checks/sizes.py", "tests/data/checks/test_sizes.py"): {
+        "one image in four is among the smallest 5 %": (
+            "(0.0, 0.05, 0.5, 0.95, 1.0)",
+            "(0.0, 0.25, 0.5, 0.75, 1.0)",
+        ),
+        "unreadable images shift the places of odd ones": (
+            "split.where_is(int(hashes.rows_N[i]))",
+            "split.where_is(int(i))",
+        ),
+    },
+    ("vitcli/data/checks/classes.py", "tests/data/checks/test_classes.py"): {
+        "labels of another table are taken": ("if len(opened) != num_images:", "if False:"),
+    },
+    (
+        "vitcli/data/checks/check.py",
+        "tests/data/checks/test_findings.py::test_pairs_within_a_large_split_are_searched_for_only_if_asked",
+    ): {
+        "a large split that is named is not compared with itself": (
+            "len(one.split) <= MOST_WITHIN or (len(examined) == 1 and is_named)",
+            "len(one.split) <= MOST_WITHIN",
+        ),
+    },
+    (
+        "vitcli/data/checks/text.py",
+        "tests/data/checks/test_findings.py::test_numbers_and_several_labels_are_described",
+    ): {
+        "several labels are to be trained by the softmax": (
+            '{"several": "sigmoid", "number": "regression"}',
+            '{"several": "softmax", "number": "regression"}',
+        ),
+    },
+    (
+        "vitcli/data/shards/remote.py",
+        "tests/data/shards/test_rows.py::test_a_refusal_is_not_tried_again_and_a_failure_three_times",
+    ): {
+        "a server that forbids is asked four times": ("REFUSALS = (401, 403)", "REFUSALS = (401,)"),
+    },
+    (
+        "vitcli/data/shards/remote.py",
+        "tests/data/shards/test_rows.py::test_a_shard_is_missing_where_the_server_says_so_and_not_where_it_fails",
+    ): {
+        "a shard that is gone for good is looked for again": ("MISSING = (404, 410)", "MISSING = (404,)"),
+    },
+    (
+        "vitcli/data/shards/kept_blocks.py",
+        "tests/data/shards/test_rows.py::test_a_link_in_the_place_of_a_kept_block_is_not_followed",
+    ): {
+        "a link in the cache is followed": (
+            "os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC",
+            "os.O_RDONLY | os.O_CLOEXEC",
+        ),
+    },
+    (
+        "vitcli/data/shards/webdataset.py",
+        "tests/data/shards/test_rows.py::test_a_shard_of_no_samples_by_its_count_file_is_not_read",
+    ): {
+        "shards without samples are read all the same": ("if count >= 0:", "if count > 0:"),
+    },
+    (
+        "vitcli/data/shards/webdataset.py",
+        "tests/data/shards/test_rows.py::test_of_two_count_files_the_first_to_be_looked_for_is_right",
+    ): {
+        "the last of two count files is right": (
+            "counts = _counts_in(parse_json(content)) | counts",
+            "counts |= _counts_in(parse_json(content))",
+        ),
+    },
+    (
+        "vitcli/data/shards/parquet.py",
+        "tests/data/shards/test_rows.py::test_a_row_group_of_any_place_must_fit_into_the_cache",
+    ): {
+        "the smallest row group has to fit into the cache": ("    largest = max(\n", "    largest = min(\n"),
+    },
+    (
+        "vitcli/data/shards/rows.py",
+        "tests/data/shards/test_rows.py::test_a_label_that_is_read_late_is_one_of_the_classes_or_refused_by_its_row",
+    ): {
+        "a label that is read late may be one too high": (
+            "if not all(value is not None and 0 <= value < self.num_classes for value in labels):",
+            ("if not all(value is not None and 0 <= value <= self.num_classes for value in labels):"),
+        ),
+    },
+    (
+        "vitcli/distributed/launch.py",
+        "tests/distributed/test_launch.py::test_the_cores_are_shared_by_the_processes_unless_their_threads_are_given",
+    ): {
+        "every process takes the threads of all": ("max(1, cpu_count() // num_processes)", "cpu_count()"),
+    },
+    (
+        "vitcli/distributed/launch.py",
+        "tests/distributed/test_launch.py::test_the_memory_of_a_container_counts_by_its_bound",
+    ): {
+        "a container that is too full has a byte left": ("max(0.0, bound - taken", "max(1.0, bound - taken"),
+    },
+    (
+        "vitcli/distributed/launch.py",
+        "tests/distributed/test_launch.py::test_free_memory_is_what_is_available_here_and_in_the_container",
+    ): {
+        "memory in use is free": ("psutil.virtual_memory().available", "psutil.virtual_memory().total"),
+    },
+    (
+        "vitcli/distributed/runtime.py",
+        "tests/distributed/test_runtime.py::test_after_the_end_of_a_run_a_process_is_the_only_one_on_its_device",
+    ): {
+        "the only process has the rank that it had": (
+            "device=self.device, process_index=0, num_processes=1,",
+            "device=self.device, process_index=self.rank, num_processes=1,",
+        ),
+    },
+    (
+        "vitcli/distributed/runtime.py",
+        "tests/distributed/test_runtime.py::test_a_cpu_computes_in_bf16_by_itself_where_it_multiplies_it",
+    ): {
+        "a CPU is given fp16": ('if precision == "fp16" and not has_gpu:', "if False:"),
+    },
+    (
+        "vitcli/distributed/accelerate_settings.py",
+        "tests/distributed/test_accelerate_settings.py::test_what_changes_no_number_stays_and_all_other_settings_are_taken_out",
+    ): {
+        "the cores that accelerate gives are forgotten": (
+            ('HARMLESS = {"ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY", "ACCELERATE_LOG_LEVEL"}'),
+            'HARMLESS = {"ACCELERATE_DEBUG_MODE", "ACCELERATE_LOG_LEVEL"}',
+        ),
+    },
+    (
+        "vitcli/distributed/accelerate_settings.py",
+        "tests/distributed/test_accelerate_settings.py::test_a_switch_is_on_by_the_words_of_accelerate",
+    ): {
+        'a switch of accelerate that is on by "yes" is off': (
+            '("true", "1", "yes", "y", "t", "on")',
+            '("true", "1")',
+        ),
+    },
+    (
+        "vitcli/distributed/transfer.py",
+        "tests/training/test_queued_device.py::test_a_constant_is_a_float32_product_of_float32_numbers",
+    ): {
+        "means of pixels are rounded once and not twice": (
+            "(torch.tensor(values, dtype=torch.float32) * scale)",
+            "(torch.tensor(values, dtype=torch.float64) * scale).float()",
+        ),
+    },
+    (
+        "vitcli/distributed/peers.py",
+        "tests/distributed/test_peers.py::test_another_process_is_waited_for_as_long_as_is_said",
+    ): {
+        "a silent process is waited for as long as the main thread works": (
+            "if max(silent_s, waited_s) > self.longest_s",
+            "if min(silent_s, waited_s) > self.longest_s",
+        ),
+    },
+    ("vitcli/evaluation/statistics.py", "tests/evaluation/test_statistics.py"): {
+        "the accuracy of ten images is resampled": ("ENOUGH_TO_RESAMPLE = 50", "ENOUGH_TO_RESAMPLE = 5"),
+        "the images of a fraction are rounded down": (
+            "round(accuracy * num_examples)",
+            "int(accuracy * num_examples)",
+        ),
+    },
+    (
+        "vitcli/evaluation/regression.py",
+        "tests/evaluation/test_regression.py::test_a_run_reports_errors_and_evaluate_and_predict_agree_with_it",
+    ): {
+        "numbers of images that were left out shift the others": (
+            "targets_N = split.read_labels()[rows_N]",
+            "targets_N = split.read_labels()[: len(rows_N)]",
+        ),
+    },
+    (
+        "vitcli/evaluation/regression.py",
+        "tests/evaluation/test_regression.py::test_intervals_are_quantiles_of_resampled_errors",
+    ): {
+        "errors of a million images have a hundred resamples": (
+            "np.clip(MOST_DRAWS // count, FEWEST_RESAMPLES, RESAMPLES)",
+            "np.clip(MOST_DRAWS // count, 1, RESAMPLES)",
+        ),
+    },
+    (
+        "vitcli/evaluation/several_labels.py",
+        "tests/evaluation/test_several_labels.py::test_average_precision_and_f1_are_those_of_scikit_learn",
+    ): {
+        "a class without images has an F1 of 0": (
+            "return np.where(hot_NK.any(axis=0), 2 * hits",
+            "return np.where(hot_NK.any(axis=0) | True, 2 * hits",
+        ),
+    },
+    (
+        "vitcli/evaluation/predict.py",
+        "tests/evaluation/test_several_labels.py::test_classes_are_given_by_their_thresholds_the_likeliest_first",
+    ): {
+        "a class whose threshold is just reached is not given": (
+            "if margins_K[k] >= 0]",
+            "if margins_K[k] > 0]",
+        ),
+        "the margin is that of the farthest class": (
+            '"margin": float(margins_K.abs().min())',
+            '"margin": float(margins_K.abs().max())',
+        ),
+    },
+    (
+        "vitcli/evaluation/inference.py",
+        "tests/evaluation/test_inference.py::test_processes_ask_whether_to_stop_as_often_as_the_one_with_the_fewest_batches",
+    ): {
+        "a process asks whether to stop when others are done": (
+            "math.ceil(len(split) / self.batch_size) // world_size",
+            "math.ceil(len(split) / self.batch_size)",
+        ),
+    },
+    (
+        "vitcli/evaluation/belief/selective.py",
+        "tests/evaluation/belief/test_selective.py::test_below_the_goal_the_most_accurate_threshold_is_recommended_and_of_equals_the_lowest",
+    ): {
+        "the highest of equal thresholds is recommended": (
+            "(point.accuracy, -point.threshold)",
+            "(point.accuracy, point.threshold)",
+        ),
+    },
+    (
+        "vitcli/evaluation/belief/temperature.py",
+        "tests/evaluation/belief/test_temperature.py::test_a_temperature_counts_only_where_rows_show_it",
+    ): {
+        "a temperature has two digits": ("DIGITS = 6", "DIGITS = 2"),
+    },
+    (
+        "vitcli/evaluation/belief/results.py",
+        "tests/evaluation/belief/test_results.py::test_each_half_of_the_rows_or_groups_is_judged_by_the_numbers_of_the_other",
+    ): {
+        "the calibration error is that without the temperature": (
+            "bins = reliability(calibrated_NK.max(axis=1), predictions.is_right_N)",
+            "bins = reliability(np.exp(log_p_NK).max(axis=1), predictions.is_right_N)",
+        ),
+    },
+    (
+        "vitcli/export/golden.py",
+        "tests/export/test_onnx_file.py::test_golden_answers_are_those_of_vit_predict_and_are_repeated",
+    ): {
+        "golden images are the first of a split": (
+            "np.unique(np.linspace(0, len(split) - 1, NUM_IMAGES).round().astype(int))",
+            "np.arange(min(NUM_IMAGES, len(split)))",
+        ),
+    },
+    (
+        "vitcli/export/images.py",
+        "tests/export/test_onnx_file.py::test_a_gate_is_for_weights_that_have_an_accuracy",
+    ): {
+        "a gate is opened for several labels": (
+            (
+                "    elif several_labels_of(weights.metadata, arch.num_classes):\n"
+                '        kind = "several labels per image"\n'
+            ),
+            "",
+        ),
+    },
+    ("vitcli/export/calibration.py", "tests/export/test_calibration.py"): {
+        "scales of int8 are measured on pixels that the file does not take": (
+            'image_HWC if form.input == "images" else form.preprocessing(image_HWC)',
+            "image_HWC",
+        ),
+    },
+    (
+        "vitcli/export/usage.py",
+        "tests/export/test_usage.py::test_a_section_between_its_marks_is_replaced_and_all_else_is_kept",
+    ): {
+        "two sections on loading are both replaced": (
+            "return changed if count == 1 else None",
+            "return changed if count else None",
+        ),
+    },
+    (
+        "vitcli/export/usage.py",
+        "tests/export/test_usage.py::test_the_card_says_what_the_conversion_may_have_lost",
+    ): {
+        "a drop is a hundred times too small in a card": (
+            "at most {verdict['highest_drop']:.2%}",
+            "at most {verdict['highest_drop']:.2f} %",
+        ),
+    },
+    (
+        "vitcli/export/onnx_process.py",
+        "tests/export/test_onnx_file.py::test_a_process_for_an_onnx_file_writes_nothing_and_ends_in_time",
+    ): {
+        "an ONNX file may compute ten times as long": (
+            "resource.RLIMIT_CPU: seconds * num_threads",
+            "resource.RLIMIT_CPU: 10 * seconds * num_threads",
+        ),
+        "an ONNX file may write files": ("resource.RLIMIT_FSIZE: 0, ", ""),
+    },
+    (
+        "vitcli/features/wrong_labels.py",
+        "tests/features/test_wrong_labels.py::test_unreadable_files_and_copies_are_named_beside_the_suspects",
+    ): {
+        "unreadable images are the only ones of their class": (
+            '"num_only_of_class": len(rows_N) - len(found.rows_N)',
+            '"num_only_of_class": len(split) - len(found.rows_N)',
+        ),
+        "unreadable images shift the rows of wrong labels": (
+            ('"row": int(rows_N[i]),\n            "place"'),
+            ('"row": int(i),\n            "place"'),
+        ),
+    },
+    (
+        "vitcli/features/classifiers.py",
+        "tests/features/test_draws.py::test_the_nearest_mean_is_that_of_unit_features",
+    ): {
+        "a class without images is nearer than an opposite one": (
+            "cosine_TK[:, is_empty_K] = -np.inf",
+            "pass",
+        ),
+    },
+    (
+        "vitcli/features/forecast.py",
+        "tests/features/test_forecast.py::test_a_flat_curve_is_near_its_floor_and_a_steep_one_is_not",
+    ): {
+        "twice the images decide how near the floor is": (
+            "predictions[str(max(times))]",
+            "predictions[str(min(times))]",
+        ),
+    },
+    (
+        "vitcli/features/left_out.py",
+        "tests/features/test_choose.py::test_of_strengths_that_have_all_rows_right_the_largest_is_chosen",
+    ): {
+        "the smallest of equally good l2 is chosen": (
+            "(hits_NL[:, i].sum(), solution.l2[i])",
+            "(hits_NL[:, i].sum(), -solution.l2[i])",
+        ),
+    },
+    (
+        "vitcli/features/left_out.py",
+        "tests/features/test_choose.py::test_rows_without_tokens_are_not_scored_and_the_others_by_queries_of_the_other_half",
+    ): {
+        "queries are scored by the images that taught them": (
+            "left_out(queries.pool(tokens_MTD), of_tokens, half_M != half)",
+            "left_out(queries.pool(tokens_MTD), of_tokens, half_M == half)",
+        ),
+    },
+    (
+        "vitcli/features/layers.py",
+        "tests/features/test_choose.py::test_rows_are_drawn_once_each_and_in_ascending_order",
+    ): {
+        "an image is drawn twice": (
+            "return np.sort(np.random.default_rng(SEED).choice(num_rows, most, replace=False))",
+            "return np.random.default_rng(SEED).choice(num_rows, most, replace=True)",
+        ),
+    },
+    (
+        "vitcli/features/attentive.py",
+        "tests/features/test_choose.py::test_tokens_are_standardised_by_those_that_queries_are_learnt_from",
+    ): {
+        "tokens are divided by their size and not their deviation": (
+            "np.sqrt(np.maximum(sums_2D[1] / count - mean_D**2, 0)) + STD_ADDED",
+            "np.sqrt(np.maximum(sums_2D[1] / count, 0)) + STD_ADDED",
+        ),
+    },
+    (
+        "vitcli/inspection/collect.py",
+        "tests/inspection/test_analysis.py::test_uniform_attention_is_given_to_every_token_and_looks_nowhere_at_those_before_the_patches",
+    ): {
+        "uniform attention knows one token besides the patches": (
+            "num_patches / (num_patches + layout.num_prefix)",
+            "num_patches / (num_patches + 1)",
+        ),
+    },
+    (
+        "vitcli/inspection/why.py",
+        "tests/inspection/test_why.py::test_the_head_of_a_few_shot_run_has_the_scores_of_the_closed_form",
+    ): {
+        "the runner-up is the unlikeliest class": (
+            "next(k for k in logits_K.argsort(descending=True, stable=True)",
+            "next(k for k in logits_K.argsort(stable=True)",
+        ),
+    },
+    ("vitcli/models/masked_patch.py", "tests/models/test_corruption.py"): {
+        "all images have the same patches corrupted": (
+            "torch.Generator().manual_seed(seed))",
+            "torch.Generator().manual_seed(0))",
+        ),
+    },
+    (
+        "vitcli/output/text.py",
+        "tests/output/test_text.py::test_a_duration_has_the_unit_a_person_would_take",
+    ): {
+        "minutes are rounded down": ("minutes = round(seconds / 60)", "minutes = int(seconds / 60)"),
+    },
+    (
+        "vitcli/output/text.py",
+        "tests/output/test_text.py::test_folds_say_what_a_random_split_would_have_flattered_by",
+    ): {
+        "a random split that flatters is shown to do the opposite": (
+            "100 * (at_random - by_groups):+.1f",
+            "100 * (by_groups - at_random):+.1f",
+        ),
+    },
+    (
+        "vitcli/recipe/__init__.py",
+        "tests/recipe/test_recipe.py::test_a_run_shorter_than_its_warmup_keeps_the_fraction_that_the_recipe_has",
+    ): {
+        "a warm-up that was asked for is shortened": (
+            'if sources[WARMUP].startswith("option ") or not',
+            "if not",
+        ),
+    },
+    (
+        "vitcli/recipe/group_rule.py",
+        "tests/data/parts/test_groups.py::test_images_of_up_to_six_differing_bits_are_one_group",
+    ): {
+        "images of ten differing bits are one group": ("NEAR_DISTANCE = 6", "NEAR_DISTANCE = 10"),
+    },
+    (
+        "vitcli/report/costs.py",
+        "tests/report/test_report.py::test_whether_a_run_lives_is_told_by_its_lock_file_on_this_machine",
+    ): {
+        "a run that has stopped will end in some minutes": (
+            'duration(now.seconds_left) if now.is_live is not False else ""',
+            "duration(now.seconds_left)",
+        ),
+    },
+    (
+        "vitcli/report/accuracy.py",
+        "tests/report/test_report.py::test_vtab_is_one_row_and_its_tasks_a_table",
+    ): {
+        "the score of VTAB is that of natural images": (
+            "fraction_cell(summary.top1, note=note)",
+            "fraction_cell(summary.groups.get('natural'), note=note)",
+        ),
+    },
+    (
+        "vitcli/training/optim.py",
+        "tests/training/test_optim.py::test_adam_steps_are_those_of_the_formula_with_decay_apart_from_the_gradient",
+    ): {
+        "Adam's epsilon is that of torch": (
+            "lr=0.0, betas=betas, eps=eps, fused=fused",
+            "lr=0.0, betas=betas, fused=fused",
+        ),
+    },
+    (
+        "vitcli/training/gradients.py",
+        "tests/training/test_gradients.py::test_what_is_left_of_a_tree_is_added_from_the_right",
+    ): {
+        "what is left of a tree of sums is added from the left": (
+            ("total = sums.pop()\n    while sums:\n        left = sums.pop()"),
+            ("total = sums.pop(0)\n    while sums:\n        left = sums.pop(0)"),
+        ),
+    },
+    (
+        "vitcli/training/results.py",
+        "tests/training/test_finetune.py::test_an_unreadable_image_before_a_stop_is_counted_by_the_run_that_goes_on",
+    ): {
+        "ten of the images that were left out are named": (
+            '"skipped_images": sorted(skipped)[:100]',
+            '"skipped_images": sorted(skipped)[:10]',
+        ),
+    },
+    (
+        "vitcli/training/methods/believing.py",
+        "tests/training/methods/test_groups_left_out.py::test_the_groups_of_the_data_reach_the_head_and_what_is_believed_of_it",
+    ): {
+        "images without labels show what may be believed": ('& (columns["labels"] >= 0)', ""),
+    },
+    (
+        "vitcli/training/methods/imbalance.py",
+        "tests/training/methods/test_imbalance.py::test_the_rule_of_classes_is_that_of_the_loss_and_else_that_of_drawing",
+    ): {
+        "weights of classes in the loss are no balance": (
+            "rules = (recipe.objective.class_weights, recipe.data.sampling)",
+            "rules = (recipe.data.sampling,)",
+        ),
+    },
+    (
+        "vitcli/training/methods/time_limit.py",
+        "tests/training/test_time_limit.py::test_a_run_is_planned_again_if_it_ends_a_hundredth_late_or_three_early",
+    ): {
+        "a run may end a third of its time early": (
+            "late_s < -EARLY * self.limit_s",
+            "late_s < -10 * EARLY * self.limit_s",
+        ),
+    },
+    (
+        "vitcli/training/methods/time_limit.py",
+        "tests/training/test_time_limit.py::test_a_run_that_is_killed_loses_a_twentieth_of_its_time_or_five_seconds",
+    ): {
+        "a killed run of an hour has saved every five seconds": (
+            "max(LEAST_SAVED_S, self.limit_s * SAVED_AFTER)",
+            "min(LEAST_SAVED_S, self.limit_s * SAVED_AFTER)",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/average.py",
+        "tests/training/many_runs/test_average.py::test_each_method_is_the_arithmetic_of_its_paper",
+    ): {
+        "the mean accuracy of runs is their best": (
+            'mean(run.summary["top1"] for run in task.runs)',
+            'max(run.summary["top1"] for run in task.runs)',
+        ),
+    },
+    (
+        "vitcli/training/many_runs/folds.py",
+        "tests/training/many_runs/test_folds.py::test_what_all_folds_took_is_added_and_their_deviation_is_that_of_a_sample",
+    ): {
+        "the deviation of folds is that of a population": (
+            '"std": stdev(accuracies)',
+            '"std": float(np.std(accuracies))',
+        ),
+    },
+    (
+        "vitcli/training/many_runs/parallel_runs.py",
+        "tests/training/test_sweep.py::test_runs_side_by_side_share_the_cores_and_have_the_options_of_the_sweep",
+    ): {
+        "runs side by side each take all cores": (
+            "max(1, launch.cpu_count() // options.arms_parallel)",
+            "launch.cpu_count()",
+        ),
+    },
+    (
+        "vitcli/weights/interpolate.py",
+        "tests/weights/test_interpolate.py::test_the_tokens_and_operations_of_a_network_are_counted_by_hand",
+    ): {
+        "a billion operations are 2^30": ("forward_macs(arch) / 1e9", "forward_macs(arch) / 2**30"),
+    },
+    (
+        "vitcli/weights/licences.py",
+        "tests/weights/test_licences.py::test_a_run_of_vit_is_asked_first_then_its_start_then_the_files_beside_the_weights",
+    ): {
+        "the licence of the start counts before that of the run": (
+            (
+                "        lambda: _name(metadata.get(KEY)),\n"
+                '        lambda: licence_of_name(metadata.get("from")),'
+            ),
+            (
+                '        lambda: licence_of_name(metadata.get("from")),\n'
+                "        lambda: _name(metadata.get(KEY)),"
+            ),
+        ),
+    },
+    ("vitcli/weights/timm.py", "tests/weights/test_timm.py"): {
+        "timm's images are wide before they are high": (
+            'list(stored.get("input_size", (3, 224, 224)))[1:]',
+            'list(stored.get("input_size", (3, 224, 224)))[:0:-1]',
+        ),
+        "a distillation token is a patch": (
+            '("cls_token", "dist_token", "reg_token")',
+            '("cls_token", "reg_token")',
+        ),
+    },
+    (
+        "vitcli/weights/pretrained.py",
+        "tests/weights/test_pretrained.py::test_a_family_is_summed_up_with_the_network_nearest_to_25_million",
+    ): {
+        "a family is shown by its largest network": (
+            'abs((row["params"] or 0) - 25e6)',
+            '-(row["params"] or 0)',
+        ),
+    },
+    ("vitcli/bench/measure.py", "tests/bench/test_bench.py::test_ratios_are_of_neighbouring_laps"): {
+        "CPU time is compared by the time on the wall": (
+            "(a.images / getattr(a, key)) / (b.images",
+            "(a.images / a.wall_s) / (b.images",
+        ),
+    },
+    (
+        "vitcli/bench/measure.py",
+        "tests/bench/test_bench.py::test_a_lap_takes_two_seconds_but_two_steps_at_least_and_500_at_most",
+    ): {
+        "a lap may have thousands of steps": (
+            "min(MOST_STEPS, max(2, round(LAP_S / max(step_s, 1e-6))))",
+            "max(2, round(LAP_S / max(step_s, 1e-6)))",
+        ),
+    },
+    (
+        "vitcli/cli/exit_codes.py",
+        "tests/test_credentials.py::test_an_error_names_an_address_without_its_password_for_people_and_as_json",
+    ): {
+        "an error as JSON has the password of an address": (
+            "as_dict = {key: hide_credentials(text) for key, text in as_dict.items()}",
+            "pass",
+        ),
     },
 }

@@ -28,9 +28,14 @@ def test_a_link_back_up_is_no_further_folder(tmp_path, monkeypatch):
     made.finetuned(tmp_path / "runs/b", 0.9)
     for name in "ab":
         (tmp_path / "runs" / name / "back").symlink_to(tmp_path / "runs")
-    monkeypatch.setattr(scan, "MAX_FOLDERS", 3)  # as many as there are
+    looked_at, kind_of = [], scan.kind_of
+    monkeypatch.setattr(scan, "kind_of", lambda folder: looked_at.append(folder.name) or kind_of(folder))
 
     assert [location.path.name for location in scan.find([str(tmp_path / "runs")])] == ["a", "b"]
+    assert looked_at == ["runs", "a", "b"]
+    monkeypatch.setattr(scan, "MAX_FOLDERS", 2)
+    with pytest.raises(VitError, match="more than 2 folders below it"):
+        scan.find([str(tmp_path / "runs")])
 
 
 def test_a_recipe_alone_is_no_run_that_has_begun(tmp_path):
