@@ -1,10 +1,14 @@
 """Labels of a split at a glance, against counts made by hand."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from tests.conftest import data_section
+from vitcli.data.checks import classes
 from vitcli.data.checks.classes import NoLabels, SplitLabels, alike_classes, describe, read_labels
+from vitcli.errors import DataError
 
 NAMES = ("ant", "bee", "cat", "dog")
 
@@ -59,6 +63,22 @@ def test_labels_of_another_table_than_the_images_are_not_read(photos):
     labels, why = read_labels(section, "train", 25)
     assert labels is None
     assert why == NoLabels(f"{photos}, split train has 24 labelled images of 25", stops=False)
+
+
+def test_labels_that_cannot_be_read_have_the_reason_why_they_are_no_classes(monkeypatch):
+    """Numbers to predict are the second attempt; a stream is not read for its labels."""
+    reasons = iter([DataError("no classes", where="", fix=""), DataError("no number", where="", fix="")])
+
+    def fail(section: object, kind: object) -> None:
+        raise next(reasons)
+
+    monkeypatch.setattr(classes, "from_section", fail)
+    assert read_labels("data", "train", 5) == (None, NoLabels("no classes", stops=False))
+
+    stream = SimpleNamespace(is_large=True, name="shards, split train")
+    monkeypatch.setattr(classes, "from_section", lambda *_: SimpleNamespace(open=lambda split: stream))
+    reason = "shards, split train is too large to read all labels first"
+    assert read_labels("data", "train", 5) == (None, NoLabels(reason, stops=False))
 
 
 @pytest.mark.parametrize(("has_numbers", "labels"), [(True, [1.0]), (False, [[0, 1]])])
