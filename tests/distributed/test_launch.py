@@ -88,6 +88,11 @@ def test_of_different_errors_the_first_in_time_is_the_cause_whatever_its_rank():
 LOST = failure(7, told(7, "a peer is gone", at=10.0))
 
 
+def test_of_processes_that_ended_by_themselves_the_one_with_the_highest_code_is_named():
+    with pytest.raises(ProcessError, match="process 1 of the run ended too early, with exit code 5"):
+        failures.first_failure({0: failure(3), 1: failure(5), 2: failure(1)}, 3)
+
+
 @pytest.mark.parametrize(
     ("silent", "message"),
     [
@@ -242,6 +247,55 @@ def test_processes_have_time_to_save_whatever_signal_stops_the_launcher(
     (config,) = configs
     assert getattr(config, "shutdown_timeout", 600) == 600  # torch 2.11 has no such setting
     assert asked.name in config.signals_to_handle.split(",")
+
+
+def test_processes_of_a_run_are_never_started_again_and_listen_to_this_machine_alone(environ, monkeypatch):
+    configs = []
+    monkeypatch.setattr(
+        "torch.distributed.launcher.api.elastic_launch",
+        lambda config, program: configs.append(config) or (lambda *arguments: {}),
+    )
+    monkeypatch.setattr("logging.disable", lambda level: None)
+    launch.launch(3, ["finetune"])
+
+    (config,) = configs
+    assert (config.max_restarts, config.min_nodes, config.max_nodes, config.nproc_per_node) == (0, 1, 1, 3)
+    assert config.rdzv_endpoint == "127.0.0.1:0" and config.local_addr == "127.0.0.1"
+    assert environ[launch.LAUNCHED] == str(os.getpid())
+
+
+def test_a_process_whose_launcher_is_gone_ends_as_one_that_was_asked_to(environ, monkeypatch):
+    asked = []
+    library = SimpleNamespace(prctl=lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(launch.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(launch.sys, "platform", "linux")
+    launch.end_with_the_launcher()
+    assert asked == []  # no launcher of ours
+
+    environ[launch.LAUNCHED] = str(os.getppid())
+    launch.end_with_the_launcher()
+    assert asked == [(1, signal.SIGTERM)]
+    environ[launch.LAUNCHED] = "1234567"
+    with pytest.raises(SystemExit) as ended:
+        launch.end_with_the_launcher()
+    assert ended.value.code == 143
+
+
+def test_what_may_not_be_interrupted_ignores_sigterm_and_no_longer():
+    before = signal.getsignal(signal.SIGTERM)
+
+    with launch.sigterm_ignored():
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_error_names_the_process_and_what_it_did(environ):
+    launch.enter("step 5")
+    environ["RANK"] = "3"
+    assert launch.place() == "process 3, step 5" and launch.place(0) == "process 0, step 5"
+    reason = "[/gloo/x.cc:9] Timed out waiting. This is typically caused by a slow peer"
+    assert launch.lost_peer(reason).where == "process 3, step 5: Timed out waiting"
+    launch.enter("the start")
 
 
 def test_another_grace_period_than_ours_is_kept(environ, monkeypatch):

@@ -360,6 +360,41 @@ def test_a_cpu_computes_in_bf16_by_itself_where_it_multiplies_it(monkeypatch, pr
     assert refused.value.where == "--precision"
 
 
+def test_an_error_of_one_process_says_which_it_was(monkeypatch):
+    state = SimpleNamespace(process_index=2, num_processes=4, device=torch.device("cpu"))
+    joined = runtime.Runtime(state, "fp32", None, "control", timedelta(minutes=1))
+    with pytest.raises(VitError) as caught, joined.local_errors():
+        raise VitError("bad", where="", fix="")
+    assert caught.value.rank == 2
+
+    # What the first one raised is raised by all: a mistake of the user by each, a bug as one of the first.
+    for error in (VitError("bad", where="", fix=""), ValueError("bug")):
+        monkeypatch.setattr(
+            dist, "broadcast_object_list", lambda outcome, error=error, **_: outcome.__setitem__(1, error)
+        )
+        with pytest.raises(type(error)) as caught:
+            joined.on_main(lambda: pytest.fail("only the first process acts"))
+        assert getattr(caught.value, "rank", None) == (0 if type(error) is ValueError else None)
+
+
+def test_the_processes_of_a_machine_are_those_that_its_launcher_has_counted(monkeypatch):
+    state = SimpleNamespace(process_index=2, num_processes=4, device=torch.device("cpu"))
+    joined = runtime.Runtime(state, "fp32", None, "control", timedelta(minutes=1))
+
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert joined.processes_here == 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert joined.processes_here == 2
+
+
+def test_a_network_is_taken_out_of_all_its_wrappers():
+    inner = torch.nn.Linear(1, 1)
+    compiled, parallel, both = (torch.nn.Module() for _ in range(3))
+    compiled._orig_mod, parallel.module, both.module = inner, inner, compiled
+
+    assert all(runtime.unwrap(each) is inner for each in (inner, compiled, parallel, both))
+
+
 def test_after_the_end_of_a_run_a_process_is_the_only_one_on_its_device():
     state = SimpleNamespace(process_index=3, num_processes=4, device=torch.device("meta"))
     joined = runtime.Runtime(state, "bf16", None, "control", timedelta(minutes=1), hardware={"gpu": "x"})
