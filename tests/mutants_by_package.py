@@ -230,6 +230,13 @@ BY_PACKAGE = {
         ),
     },
     ("vitcli/evaluation/belief/stored.py", "tests/evaluation/belief/test_stored.py"): {
+        "a fingerprint may be a number": (
+            (
+                "    if fingerprint is not None and not isinstance(fingerprint, str):\n"
+                '        raise ValueError("the fingerprint is no text")\n'
+            ),
+            "",
+        ),
         "more are right than answered": ("0 <= right <= answered <= num_images", "0 <= right <= num_images"),
         "statistics without a threshold": (
             "packed is not None and distance is not None and",
@@ -926,6 +933,11 @@ BY_PACKAGE = {
         ),
     },
     ("vitcli/data/checks/classes.py", "tests/data/checks/test_classes.py"): {
+        "all labels of a stream are read": ("if opened.is_large:", "if False:"),
+        "labels that are no classes are called no numbers": (
+            "return None, reasons[0]",
+            "return None, reasons[-1]",
+        ),
         "labels of another table are taken": ("if len(opened) != num_images:", "if False:"),
     },
     (
@@ -1489,6 +1501,375 @@ BY_PACKAGE = {
         "an error as JSON has the password of an address": (
             "as_dict = {key: hide_credentials(text) for key, text in as_dict.items()}",
             "pass",
+        ),
+    },
+    (
+        "vitcli/data/checks/findings.py",
+        "tests/data/checks/test_findings.py::test_copies_within_matter_most_where_a_part_of_their_split_is_held_out",
+    ): {
+        "images of a test split are to be kept on one side": (
+            'keeps them on one side of a cut" if is_trained_on else ""',
+            'keeps them on one side of a cut"',
+        ),
+    },
+    (
+        "vitcli/data/checks/findings.py",
+        "tests/data/checks/test_findings.py::test_labels_that_are_not_read_spoil_a_number_where_they_would_stop_a_run",
+    ): {
+        "labels that are merely not read spoil a number": (
+            'level = "spoils" if part["labels_stop"] else "look"',
+            'level = "spoils"',
+        ),
+    },
+    (
+        "vitcli/data/checks/findings.py",
+        "tests/data/checks/test_findings.py::test_images_of_no_class_are_counted",
+    ): {
+        "one image of no class is no finding": (
+            'if classes["num_unlabelled"]:',
+            'if classes["num_unlabelled"] > 1:',
+        ),
+    },
+    (
+        "vitcli/data/checks/findings.py",
+        "tests/data/checks/test_findings.py::test_a_page_of_wrong_labels_is_to_be_opened_where_there_is_one",
+    ): {
+        "a page of wrong labels has no name": ("fix or f\"open {suspects['page']}\"", 'fix or "open it"'),
+    },
+    (
+        "vitcli/data/checks/findings.py",
+        "tests/data/checks/test_findings.py::test_three_names_are_shown_and_the_others_counted",
+    ): {
+        "an image without a file is named with its data set": (
+            'if ", file " in place else file.rpartition(", split ")[2]',
+            'if ", file " in place else file',
+        ),
+    },
+    (
+        "vitcli/data/checks/check.py",
+        "tests/data/checks/test_findings.py::test_a_single_split_that_is_too_large_has_no_pairs",
+    ): {
+        "a single large split has pairs to show": (
+            ('    if not comparisons:\n        return dict.fromkeys(keys[:-1], 0) | {"pairs": []}\n'),
+            "",
+        ),
+    },
+    (
+        "vitcli/data/checks/text.py",
+        "tests/data/checks/test_findings.py::test_nothing_is_found_in_clean_images_and_the_facts_are_right",
+    ): {
+        "classes of one size have extremes": ("elif counts[largest] == counts[smallest]:", "elif False:"),
+    },
+    (
+        "vitcli/data/checks/text.py",
+        "tests/data/checks/test_findings.py::test_sizes_are_a_range_unless_all_images_have_the_same",
+    ): {
+        "short sides alone tell that all images have one shape": (
+            'if short["min"] == short["max"] and aspect["min"] == aspect["max"]:',
+            'if short["min"] == short["max"]:',
+        ),
+    },
+    (
+        "vitcli/data/checks/text.py",
+        "tests/data/checks/test_findings.py::test_what_comes_next_follows_from_labels_and_findings",
+    ): {
+        "data of which one split has no labels are not trained on": (
+            "if kinds == {None}:",
+            "if None in kinds:",
+        ),
+        "groups of their own are replaced by near duplicates": (
+            'if "copies_within" in names and not has_groups else []',
+            'if "copies_within" in names else []',
+        ),
+        "labels that were checked are to be checked": (
+            'has_classes = "class" in kinds and "num_checked" not in suspects',
+            'has_classes = "class" in kinds',
+        ),
+    },
+    (
+        "vitcli/data/shards/remote.py",
+        "tests/data/shards/test_rows.py::test_an_error_of_this_machine_says_nothing_of_a_shard",
+    ): {
+        "a disk that fails is a damaged shard": (
+            (
+                "        if is_of_machine(error):\n"
+                "            raise\n"
+                "        raise unreadable(url, error) from error"
+            ),
+            "        raise unreadable(url, error) from error",
+        ),
+    },
+    (
+        "vitcli/data/shards/remote.py",
+        "tests/data/shards/test_rows.py::test_reading_by_ranges_is_reading_a_file",
+    ): {
+        "a shard is read from before its start": (
+            "self.position = max(0, start + offset)",
+            "self.position = start + offset",
+        ),
+    },
+    (
+        "vitcli/data/shards/remote.py",
+        "tests/data/shards/test_rows.py::test_without_the_network_the_hub_is_asked_once",
+    ): {
+        "the Hub is asked four times though that is forbidden": (
+            'if type(error).__name__ == "OfflineModeIsEnabled":',
+            "if False:",
+        ),
+    },
+    (
+        "vitcli/data/shards/kept_blocks.py",
+        "tests/data/shards/test_rows.py::test_blocks_of_the_same_data_make_room_after_a_week_without_use",
+    ): {
+        "blocks of the same data make room after a day": ("SPARED_S = 7 * 86400.0", "SPARED_S = 86400.0"),
+    },
+    (
+        "vitcli/data/shards/webdataset.py",
+        "tests/data/shards/test_rows.py::test_a_label_may_stand_in_json_as_a_number_or_as_several",
+    ): {
+        "a sample has the first label of the next one": (
+            "labels_M[first : self.label_ends_N[sample]]",
+            "labels_M[first : self.label_ends_N[sample] + 1]",
+        ),
+    },
+    (
+        "vitcli/data/shards/webdataset.py",
+        "tests/data/shards/test_rows.py::test_a_sample_without_image_or_label_is_refused_by_shard_and_key",
+    ): {
+        "a label of a gigabyte is read": ("MAX_LABEL_BYTES = 2**20", "MAX_LABEL_BYTES = 2**30"),
+        "labels need 64 bits": ("abs(value) < 2**31", "abs(value) < 2**63"),
+    },
+    (
+        "vitcli/data/shards/webdataset.py",
+        "tests/data/shards/test_rows.py::test_a_count_is_believed_up_to_what_the_bytes_of_a_shard_can_hold",
+    ): {
+        "a sample may be of a single block": (
+            "LEAST_SAMPLE_BYTES = 2 * tarfile.BLOCKSIZE",
+            "LEAST_SAMPLE_BYTES = tarfile.BLOCKSIZE",
+        ),
+    },
+    (
+        "vitcli/data/shards/webdataset.py",
+        "tests/data/shards/test_rows.py::test_links_and_devices_in_a_tar_are_never_followed",
+    ): {
+        "a sparse member of a tar is an image": (
+            "not member.isreg() or member.issparse() or not stem",
+            "not member.isreg() or not stem",
+        ),
+    },
+    (
+        "vitcli/data/shards/webdataset.py",
+        "tests/data/shards/test_rows.py::test_of_a_tar_on_this_disk_only_the_index_is_kept",
+    ): {
+        "a tar on this disk has to fit into the cache": (
+            "return index_bytes + (0 if file.is_local else file.size)",
+            "return index_bytes + file.size",
+        ),
+    },
+    (
+        "vitcli/data/shards/parquet.py",
+        "tests/data/shards/test_rows.py::test_an_empty_row_group_has_no_labels_that_could_be_wrong",
+    ): {
+        "an empty row group hides the range of labels": (
+            ("        if not group.num_rows:\n            continue\n"),
+            "",
+        ),
+    },
+    (
+        "vitcli/data/shards/parquet.py",
+        "tests/data/shards/test_rows.py::test_columns_of_which_two_may_be_the_image_or_the_label_are_to_be_named",
+    ): {
+        "the first of two columns is taken": (
+            "return matches[0] if len(matches) == 1 else None",
+            "return matches[0] if matches else None",
+        ),
+    },
+    (
+        "vitcli/data/shards/parquet.py",
+        "tests/data/shards/test_rows.py::test_several_labels_in_words_are_refused_as_one_is",
+    ): {
+        "lists of words are labels": (
+            "return name == label_column or name in LABEL_NAMES or",
+            "return name == label_column or",
+        ),
+    },
+    (
+        "vitcli/data/shards/rows.py",
+        "tests/data/shards/test_rows.py::test_shards_without_statistics_need_the_number_of_classes",
+    ): {
+        "one shard tells the classes of all": (
+            "if known is None and all(ranges):",
+            "if known is None and any(ranges):",
+        ),
+    },
+    (
+        "vitcli/data/shards/rows.py",
+        "tests/data/shards/test_rows.py::test_shards_of_which_one_may_change_unseen_have_no_stamp",
+    ): {
+        "shards that may change unseen have a stamp": (
+            'if stamps and all(stamps) else ""',
+            'if stamps else ""',
+        ),
+    },
+    (
+        "vitcli/distributed/launch.py",
+        "tests/distributed/test_launch.py::test_an_error_names_the_process_and_what_it_did",
+    ): {
+        "gloo's guess at a cause is passed on": (
+            'r"^\\[\\S+\\] |\\. This is typically caused by.*"',
+            'r"^\\[\\S+\\] "',
+        ),
+        "every process is this one in a message": (
+            "global_rank() if rank is None else rank",
+            "global_rank()",
+        ),
+    },
+    (
+        "vitcli/distributed/launch.py",
+        "tests/distributed/test_launch.py::test_what_may_not_be_interrupted_ignores_sigterm_and_no_longer",
+    ): {
+        "SIGTERM is ignored for good": ("        signal.signal(signal.SIGTERM, handler)\n", "        pass\n"),
+    },
+    (
+        "vitcli/distributed/launch.py",
+        "tests/distributed/test_launch.py::test_processes_of_a_run_are_never_started_again_and_listen_to_this_machine_alone",
+    ): {
+        "processes that failed are started again": ("max_restarts=0", "max_restarts=1"),
+    },
+    (
+        "vitcli/distributed/launch.py",
+        "tests/distributed/test_launch.py::test_a_process_whose_launcher_is_gone_ends_as_one_that_was_asked_to",
+    ): {
+        "a process without its launcher ends as if all was well": (
+            ("        sys.exit(143)\n\n\n@contextmanager"),
+            ("        sys.exit(0)\n\n\n@contextmanager"),
+        ),
+    },
+    (
+        "vitcli/distributed/failures.py",
+        "tests/distributed/test_launch.py::test_of_processes_that_ended_by_themselves_the_one_with_the_highest_code_is_named",
+    ): {
+        "the lowest exit code is the cause": (
+            "rank = max(ended, key=ended.get)",
+            "rank = min(ended, key=ended.get)",
+        ),
+    },
+    (
+        "vitcli/distributed/runtime.py",
+        "tests/distributed/test_runtime.py::test_losses_are_scaled_in_fp16_alone_and_torch_aborts_a_minute_after_the_run_ends",
+    ): {
+        "torch aborts before the run can end": ("ABORTED_AFTER * bool(available)", "ABORTED_AFTER * 0"),
+        "losses are scaled in bf16": ('enabled=precision == "fp16"', 'enabled=precision != "fp32"'),
+    },
+    (
+        "vitcli/distributed/runtime.py",
+        "tests/distributed/test_runtime.py::test_the_processes_of_a_machine_are_those_that_its_launcher_has_counted",
+    ): {
+        "all processes are on this machine": (
+            'int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))',
+            "self.world_size",
+        ),
+    },
+    (
+        "vitcli/distributed/runtime.py",
+        "tests/distributed/test_runtime.py::test_an_error_of_one_process_says_which_it_was",
+    ): {
+        "an error of one process has no rank": (
+            ("            error.rank = self.rank\n            raise"),
+            "            raise",
+        ),
+        "a bug of the first process has no rank": (
+            ("            if not isinstance(outcome[1], VitError):\n                outcome[1].rank = 0"),
+            ("            if isinstance(outcome[1], VitError):\n                outcome[1].rank = 0"),
+        ),
+    },
+    (
+        "vitcli/distributed/runtime.py",
+        "tests/distributed/test_runtime.py::test_a_network_is_taken_out_of_all_its_wrappers",
+    ): {
+        "a compiled network is its wrapper": ('return getattr(model, "_orig_mod", model)', "return model"),
+    },
+    (
+        "vitcli/distributed/runtime.py",
+        "tests/distributed/test_runtime.py::test_accelerators_have_numbers_where_there_may_be_several",
+    ): {
+        "Apple's GPU has a number": (
+            'return [kind] if kind == "mps" else',
+            'return [kind] if kind == "xpu" else',
+        ),
+        "a GPU that emulates bf16 computes in it by itself": (
+            "is_bf16_supported(including_emulation=False)",
+            "is_bf16_supported()",
+        ),
+        "the bf16 of the CPU is that of a GPU without CUDA": (
+            "has_bf16 and (has_gpu or not torch.accelerator.is_available())",
+            "has_bf16",
+        ),
+    },
+    (
+        "vitcli/distributed/runtime.py",
+        "tests/distributed/test_runtime.py::test_a_signal_ends_a_process_that_waits_for_others_unless_it_is_ignored",
+    ): {
+        "an ignored signal ends a process that waits": (
+            ("        if handler is not signal.SIG_IGN:\n            signal.signal(number, signal.SIG_DFL)"),
+            "        signal.signal(number, signal.SIG_DFL)",
+        ),
+    },
+    (
+        "vitcli/distributed/accelerate_settings.py",
+        "tests/distributed/test_accelerate_settings.py::test_what_asks_for_nothing_else_is_taken_out_without_a_word",
+    ): {
+        '"auto" is another number of micro-batches': ('(("1", "auto"), "--per', '(("1",), "--per'),
+    },
+    (
+        "vitcli/distributed/transfer.py",
+        "tests/training/test_queued_device.py::test_a_device_without_float64_is_given_float32",
+    ): {
+        "Apple's GPUs are given float64": (
+            'if device.type == "mps" and tensor.dtype == torch.float64:',
+            "if False:",
+        ),
+    },
+    (
+        "vitcli/distributed/peers.py",
+        "tests/distributed/test_peers.py::test_what_is_being_written_is_waited_for_as_long_as_a_process_may_save",
+    ): {
+        "a file that is never written keeps a process for ever": (
+            "(_unfinished and waited_s < launch.SAVING_TIME_S)",
+            "_unfinished",
+        ),
+    },
+    (
+        "vitcli/evaluation/belief/familiar.py",
+        "tests/evaluation/belief/test_familiar.py::test_as_many_whole_hundredths_lie_above_the_threshold_as_fit",
+    ): {
+        "a begun hundredth of images lies above the threshold": (
+            "rank = max(1, math.floor((len(scores_N) + 1) * FLAGGED + 1e-9))",
+            "rank = max(1, math.ceil((len(scores_N) + 1) * FLAGGED))",
+        ),
+    },
+    (
+        "vitcli/evaluation/belief/familiar.py",
+        "tests/evaluation/belief/test_familiar.py::test_another_score_has_to_be_better_by_more_than_the_error_of_a_mean_of_few",
+    ): {
+        "the error of a mean over folds is that of a population": ("gains_F.std(ddof=1)", "gains_F.std()"),
+    },
+    ("vitcli/evaluation/belief/prediction_sets.py", "tests/evaluation/belief/test_prediction_sets.py"): {
+        "sets of 90 % are shown as those of 95 %": ("SHOWN = 95", "SHOWN = 90"),
+    },
+    (
+        "vitcli/evaluation/belief/selective.py",
+        "tests/evaluation/belief/test_selective.py::test_a_table_has_each_number_of_answered_images_once",
+    ): {
+        "thresholds that answer the same images have a row each": (
+            "if point.answered not in (0, answered):",
+            "if point.answered not in (0,):",
+        ),
+    },
+    ("vitcli/evaluation/belief/results.py", "tests/evaluation/belief/test_stored.py"): {
+        "an image at the distance is unlike": (
+            "probabilities_NK) <= stored.distance",
+            "probabilities_NK) < stored.distance",
         ),
     },
 }

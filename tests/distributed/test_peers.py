@@ -61,6 +61,13 @@ def test_what_is_being_written_is_finished_first(ended):
     assert ended[1] == 7
 
 
+def test_what_is_being_written_is_waited_for_as_long_as_a_process_may_save(ended, monkeypatch):
+    monkeypatch.setattr(launch, "SAVING_TIME_S", 0.5)
+    with peers.finishing():
+        watch().join(timeout=5)
+        assert ended[1] == 7
+
+
 def test_a_main_thread_that_only_waits_for_the_others_is_ended_at_once(ended, monkeypatch):
     monkeypatch.setattr(peers, "STUCK_S", 60.0)
     watch = peers.Watch(None, 1.0)

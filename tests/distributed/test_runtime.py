@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 from datetime import timedelta
 from types import SimpleNamespace
@@ -393,6 +394,57 @@ def test_a_network_is_taken_out_of_all_its_wrappers():
     compiled._orig_mod, parallel.module, both.module = inner, inner, compiled
 
     assert all(runtime.unwrap(each) is inner for each in (inner, compiled, parallel, both))
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "found"),
+    [("cuda", 2, ["cuda:0", "cuda:1"]), ("mps", 1, ["mps"]), ("xpu", 1, ["xpu:0"]), (None, 0, [])],
+)
+def test_accelerators_have_numbers_where_there_may_be_several(monkeypatch, kind, count, found):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind is not None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: SimpleNamespace(type=kind))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    monkeypatch.setattr(runtime, "cpu_has_bf16", lambda: True)
+
+    assert runtime.accelerators() == found
+    # By itself it computes in bf16 on a CPU that has it, and on no GPU that emulates it.
+    assert runtime.resolve_precision("auto") == ("bf16" if kind is None else "fp32")
+
+
+def test_losses_are_scaled_in_fp16_alone_and_torch_aborts_a_minute_after_the_run_ends():
+    for precision in ("fp32", "bf16"):
+        assert not runtime.start(precision).scaler.is_enabled()
+    waits, real = [], runtime.InitProcessGroupKwargs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            runtime, "InitProcessGroupKwargs", lambda timeout: waits.append(timeout) or real(timeout=timeout)
+        )
+        runtime.start("fp32", stall_minutes=2)
+        with report_gpus("NVIDIA H200"):
+            assert runtime.start("fp16", stall_minutes=2).scaler.is_enabled()
+    assert waits == [timedelta(minutes=2), timedelta(minutes=3)]
+
+
+@pytest.mark.parametrize("world_size", ["1", "2"])
+def test_a_signal_ends_a_process_that_waits_for_others_unless_it_is_ignored(monkeypatch, world_size):
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def handler(number: int, frame: object) -> None:
+        pytest.fail("no signal was sent")
+
+    try:
+        signal.signal(signal.SIGTERM, handler)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under nohup
+        with runtime._ended_by_signals():
+            assert signal.getsignal(signal.SIGTERM) == (signal.SIG_DFL if world_size == "2" else handler)
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == handler
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def test_after_the_end_of_a_run_a_process_is_the_only_one_on_its_device():

@@ -372,3 +372,20 @@ def test_a_constant_is_a_float32_product_of_float32_numbers(scale):
     expected = np.array(values, np.float32) * np.float32(scale)
     assert found.dtype == torch.float32 and found.tolist() == expected.tolist()
     assert (expected != (np.array(values) * scale).astype(np.float32)).any() == (scale == 255)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("mps", torch.float32), ("xpu", torch.float64)])
+def test_a_device_without_float64_is_given_float32(kind, dtype):
+    sent = []
+
+    class Stand(SimpleNamespace):
+        """A tensor as far as a copy of it goes."""
+
+        def float(self) -> "Stand":
+            return Stand(dtype=torch.float32)
+
+        def to(self, device: object, *, non_blocking: bool) -> None:
+            sent.append((device.type, self.dtype, non_blocking))
+
+    transfer.to_device(Stand(dtype=torch.float64), SimpleNamespace(type=kind))
+    assert sent == [(kind, dtype, True)]

@@ -13,6 +13,7 @@ from vitcli.evaluation.belief.selective import (
     points_at,
     recommended,
     results_of,
+    table_rows,
 )
 
 
@@ -117,3 +118,12 @@ def test_the_lowest_of_all_thresholds_that_reach_99_of_100_is_recommended():
 
     assert recommended([OperatingPoint(0.5, 1_000, 989), *good]) == good[0]
     assert recommended(good[::-1]) == good[0]
+
+
+def test_a_table_has_each_number_of_answered_images_once():
+    given = ((0.0, 80, 60), (0.5, 80, 60), (0.6, 40, 39), (0.7, 40, 39), (0.8, 0, 0))
+    points = [OperatingPoint(*each).as_json() for each in given]
+
+    rows = table_rows({"points": points, "num_images": 80})
+    assert [row[:3] for row in rows] == [("0", "100.0%", "75.0%"), ("0.6", "50.0%", "97.5%")]
+    assert all(" to " in interval for *_, interval in rows)
