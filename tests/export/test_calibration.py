@@ -72,3 +72,28 @@ def test_they_are_given_as_the_file_takes_them_and_bad_ones_are_left_out():
     bad |= {0, 1, 3}
     with pytest.raises(DataError, match="4 images for the scales of int8, and none can be decoded"):
         given("images")
+
+
+def test_of_many_images_that_are_named_128_from_all_of_them_give_the_scales_and_the_first_256_are_compared(
+    monkeypatch,
+):
+    many, lines = DataSet("demo").open("test[:400]"), []
+    place_of = {many.where_is(row): row for row in range(400)}
+    monkeypatch.setattr(calibration, "find_images", lambda given, *, where: many)
+    monkeypatch.setattr(images, "find_images", lambda given, *, where: many)
+
+    def rows(split: Split) -> list[int]:
+        return [place_of[split.where_is(row)] for row in range(len(split))]
+
+    scales = rows(calibration.open_images(None, ["photos"]))
+    assert len(scales) == 128 and (scales[0], scales[-1]) == (0, 399)
+    progress = SimpleNamespace(note=lines.append)
+    assert rows(images.open_named(["photos"], progress).split) == list(range(256))
+    assert "comparing on the first 256 of 400 images" in lines
+
+
+def test_images_that_a_run_held_out_are_not_published():
+    own = DataSet("demo:pretrain").open("test[:9]")
+
+    assert images.Images(own).to_publish is own
+    assert images.Images(own, are_held_out=True).to_publish.name == "demo, split test[:32]"

@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -355,6 +356,43 @@ def test_a_gate_is_for_weights_that_have_an_accuracy(num_classes, metadata, kind
     with pytest.raises(VitError, match=f"these weights have {kind}") as refused:
         images.open_labelled("demo", "auto", weights)
     assert refused.value.where == "--gate"
+
+
+def test_a_process_has_memory_and_time_by_the_bytes_of_its_weights(monkeypatch):
+    words = []
+    monkeypatch.setattr(onnx_process.subprocess, "Popen", lambda given, **_: words.append(given))
+
+    for num_bytes, memory_mb, seconds in ((0, 512, 60), (300 * 2**20, 512 + 4 * 300, 60 + 31)):
+        process = onnx_process.OnnxProcess("x.onnx", num_bytes=num_bytes)
+        assert (process.memory_mb, process.seconds) == (memory_mb, seconds)
+        assert words[-1][-3:] == ["x.onnx", str(memory_mb), str(seconds)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_same"),
+    [
+        ([0.50004, 0.49996, 0.0], True),
+        ([0.49998, 0.50002, 0.0], True),  # a tie that rounding decides
+        ([0.4999, 0.5001, 0.0], False),
+    ],
+)
+def test_a_tie_is_no_other_class(monkeypatch, tmp_path, answers, is_same):
+    (tmp_path / "net.onnx").write_bytes(b"")
+    entry = {"image": "a.png", "png": png(4, 4), "outputs": {"0": 0.5, "1": 0.49999, "2": 0.0}}
+    about = {"output": "probabilities", "tolerance": 1e-4 if is_same else 1e-3, "images": [entry]}
+    about["tolerance"] = 1e-4
+    golden.golden_path(tmp_path / "net.onnx").write_text(json.dumps(about))
+    process = SimpleNamespace(
+        answer_name="probabilities", input_shape=(1, 4, 4, 3), answers=lambda image_HWC: np.array(answers)
+    )
+    monkeypatch.setattr(golden, "OnnxProcess", lambda path, num_bytes: nullcontext(process))
+    monkeypatch.setattr(golden, "data_files", lambda path: [])
+
+    if is_same:
+        assert golden.check(str(tmp_path / "net.onnx"))["max_rel_difference"] <= 1e-4
+    else:
+        with pytest.raises(CheckFailed, match=r"another class for 1 image of 1, the first a\.png"):
+            golden.check(str(tmp_path / "net.onnx"))
 
 
 @pytest.mark.parametrize("by_user", [None, 7])

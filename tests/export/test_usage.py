@@ -11,6 +11,7 @@ from PIL import Image
 from tests.export.test_export import GAP, NAMES, SIZE, bit, distance, hybrid, images, network, vit
 from vitcli.export.usage import BEGIN, END, HERE, how_to_load, on_the_hub, replace_section
 from vitcli.models.architecture import Architecture
+from vitcli.weights.formats import caveats
 from vitcli.weights.io import write_weights
 
 
@@ -101,6 +102,7 @@ def test_features_are_features_in_all_three(tmp_path, monkeypatch):
         ("oxford_pets", "oxford_pets"),
         ("demo", "demo"),
         ("owner/name", "owner/name"),
+        ("animals/small/cats", "PATH/TO/cats"),
         ("vtab/caltech101", "vtab/caltech101"),
         ("s3://user:secret@bucket/shards", "s3://bucket/shards"),
     ],
@@ -154,6 +156,20 @@ def test_a_section_between_its_marks_is_replaced_and_all_else_is_kept():
     assert replace_section("# Mine\n", new) is None
     assert replace_section(card.format(old + old), new) is None  # which of them is no guess of ours
     assert replace_section(f"{BEGIN} a \\1 b {END}", f"{BEGIN} \\1 {END}") == f"{BEGIN} \\1 {END}"
+
+
+@pytest.mark.parametrize("num_classes", [0, 5])
+def test_what_the_libraries_do_otherwise_is_said_and_features_predict_nothing(num_classes):
+    num_caveats = 0
+    for arch in (vit(), vit(gelu="erf"), hybrid(), bit()):
+        arch = replace(arch, num_classes=num_classes)
+        lines = how_to_load(HERE, arch, dataset="demo").splitlines()
+        for caveat in caveats("timm", arch):
+            assert f"In timm and transformers, {caveat}." in lines
+            num_caveats += 1
+        assert ("vit predict --ckpt . IMAGES" in lines) == (num_classes > 0)
+        assert "vit evaluate --ckpt . --dataset demo" in lines
+    assert num_caveats
 
 
 def test_a_revision_is_part_of_every_name_on_the_hub():

@@ -192,6 +192,63 @@ def test_rows_without_tokens_are_not_scored_and_the_others_by_queries_of_the_oth
     assert (found.l2, found.ckpt, found.num_features, len(epochs)) == (tuple(l2), 3, 4 * 12, 2 * 6)
 
 
+@pytest.mark.parametrize("pooling", ["token", "attentive"])
+def test_a_choice_is_scored_on_tests_by_a_fit_to_all_rows_with_its_own_strength(pooling):
+    rng = np.random.default_rng(4)
+    labels, tests = rng.integers(0, 2, 20), rng.integers(0, 2, 30)
+    features, features_of_tests = rng.normal(size=(20, 3)) + labels[:, None], rng.normal(size=(30, 3))
+    features_of_tests[::2] += tests[::2, None]
+    has_tokens = np.arange(30) % 3 > 0
+    train = SimpleNamespace(
+        read=lambda combination: features, has_tokens_N=np.ones(20, bool),
+        read_tokens=lambda: np.repeat(features[:, None], 2, axis=1).astype(np.float32),
+    )  # fmt: skip
+    new = SimpleNamespace(
+        read=lambda combination: features_of_tests, has_tokens_N=has_tokens,
+        read_tokens=lambda: np.repeat(features_of_tests[has_tokens, None], 2, axis=1).astype(np.float32),
+    )  # fmt: skip
+
+    def hits(l2: float) -> list[bool]:
+        nothing = np.zeros(20, bool)
+        chosen = LeftOutScore(0, Combination(pooling, (1,)), 3, (l2, 1.0), nothing, nothing)
+        problem = LeftOutProblem(labels, np.arange(20), 2)
+        return left_out.hits_on(chosen, train, problem, new, tests).tolist()
+
+    # By hand. All tokens of an image are equal, so each of four queries pools them to that token.
+    is_counted, copies = has_tokens, 4
+    if pooling == "token":
+        is_counted, copies = np.ones(30, bool), 1
+    mean, std = features.mean(axis=0), features.std(axis=0)
+    inputs, inputs_of_tests = (
+        np.hstack([*[(each - mean) / std] * copies, np.full((len(each), 1), 100.0)])
+        for each in (features, features_of_tests[is_counted])
+    )
+    found = {l2: hits(l2) for l2 in (1.0, 1e4)}
+    for l2, right in found.items():
+        gram = inputs.T @ inputs + l2 * np.eye(inputs.shape[1])
+        weights = np.linalg.solve(gram, inputs.T @ (2.0 * np.eye(2)[labels] - 1))
+        assert right == ((inputs_of_tests @ weights).argmax(axis=1) == tests[is_counted]).tolist()
+    assert found[1.0] != found[1e4]
+
+
+def test_layers_are_fused_from_the_last_down_until_there_are_few_enough_features():
+    def fused(num_layers: int, width: int) -> tuple[int, ...]:
+        numbers = tuple(range(1, num_layers + 1))
+        parts = [(name, layer, width) for layer in numbers for name in ("token", "mean")]
+        return layers._fused(SimpleNamespace(layers=numbers, parts=[*parts, ("head", num_layers, 7)]))
+
+    assert fused(12, 192) == tuple(range(1, 13))  # 4,608 of 6,144
+    assert fused(12, 768) == (3, 6, 9, 12)  # 1,536 each
+    assert fused(24, 1024) == (8, 16, 24) and fused(8, 384) == tuple(range(1, 9))
+
+
+def test_a_large_group_counts_as_many_rows_as_it_has():
+    groups = np.concatenate([np.zeros(12, int), np.arange(1, 13)])
+
+    half = attentive.halves(np.zeros(24, int), groups)
+    assert np.bincount(half).tolist() == [12, 12]
+
+
 def test_tokens_are_standardised_by_those_that_queries_are_learnt_from():
     tokens = (7 + 2 * np.random.default_rng(0).normal(size=(90, 3, 4))).astype(np.float32)
     rows = np.arange(5, 80)  # more than a batch

@@ -286,3 +286,19 @@ def test_three_far_neighbours_outvote_two_near_ones():
 
     votes = classifiers._votes(points, labels_N, points[:1], [2, 5], num_classes=2, left_out_N=None)
     assert {count: classes.tolist() for count, classes in votes.items()} == {2: [0], 5: [1]}
+
+
+def test_logistic_regression_of_one_class_says_that_class():
+    known, tests = np.random.default_rng(0).normal(size=(5, 3)), np.ones((4, 3))
+
+    found, strength = classifiers.logistic(known, np.full(5, 2), tests, num_classes=4, groups_N=None)
+    assert found.tolist() == [2] * 4 and strength == 1.0
+
+
+@pytest.mark.parametrize(("distance", "chosen"), [(8.0, {100.0}), (0.0, {1e-3, 1e-2})])
+def test_classes_far_apart_need_no_regularisation_and_noise_all_there_is(distance, chosen):
+    pytest.importorskip("sklearn")
+    labels = np.arange(40) % 2
+    known = np.random.default_rng(0).normal(size=(40, 6)) + distance * labels[:, None]
+
+    assert classifiers.logistic(known, labels, known[:1], num_classes=2, groups_N=None)[1] in chosen
