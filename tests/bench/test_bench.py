@@ -117,6 +117,13 @@ def test_a_loop_is_timed_by_its_batches_and_stands_still_while_the_others_have_t
     assert len(turns) == 2 and all(lap.wall_s < 0.05 for lap in timed.laps)
 
 
+def test_items_that_settle_are_pulled_before_a_lap_and_not_counted():
+    items = iter([100, 100, 1, 2, 3, 100, 100, 4, 5, 6])
+    stream = measure.Stream(items, torch.device("cpu"), images_of=int, settle=2, per_lap=3)
+
+    assert [stream.lap().images for _ in range(2)] == [6, 15]
+
+
 @pytest.mark.parametrize(
     ("step_s", "steps"), [(60.0, 2), (0.8, 2), (0.5, 4), (0.3, 7), (0.004, 500), (0.001, 500), (0.0, 500)]
 )

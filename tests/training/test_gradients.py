@@ -166,6 +166,14 @@ def test_what_is_advised_for_an_exact_sum_works():
                 assert batch_size % (better["per_device_batch"] * better["world_size"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "cap", "size"),
+    [(32, 8, 8), (48, 32, 24), (96, 64, 48), (7, 8, 7), (50, 8, 5), (50, 30, 25), (13, 5, 1), (4096, 64, 64)],
+)
+def test_a_part_is_the_largest_that_leaves_a_tree_and_else_the_largest_that_divides(batch_size, cap, size):
+    assert exact_per_device_batch(batch_size, cap=cap) == size
+
+
 def test_the_size_of_a_part_does_not_depend_on_the_number_of_processes_and_leaves_a_tree():
     for batch_size, cap in itertools.product((32, 48, 96, 512, 4096, 7, 50), (8, 32, 64)):
         size = exact_per_device_batch(batch_size, cap=cap)

@@ -13,6 +13,7 @@ from tests.conftest import run, vit
 from tests.training.test_finetune import SMALL, when_logged
 from vitcli import recipe
 from vitcli.data import loader
+from vitcli.errors import ProcessError
 from vitcli.training.many_runs import parallel_runs
 from vitcli.training.setup import RunOptions
 
@@ -350,6 +351,17 @@ def test_runs_side_by_side_are_each_on_a_gpu_of_its_own_among_those_that_may_be_
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert [parallel_runs._device(slot) for slot in range(3)] == ["0", "1", "2"]
+
+
+def test_a_run_that_ended_with_an_error_is_named_with_the_end_of_its_output(tmp_path):
+    (tmp_path / "lr-1.err").write_text("\n".join(["one", "two", "  three", "four"]) + "\n\n")
+    (tmp_path / "lr-2.err").write_text("")
+
+    parallel_runs._check(Path("arms/lr-1"), 0, tmp_path)
+    for name, code, output in (("lr-1", 3, "two | three | four"), ("lr-2", -9, "nothing")):
+        with pytest.raises(ProcessError, match=f"the run {name} ended with exit code {code}") as caught:
+            parallel_runs._check(Path("arms", name), code, tmp_path)
+        assert caught.value.where == f"arms/{name}; its output: {output}"
 
 
 @pytest.mark.parametrize(("cores", "parallel", "threads"), [(8, 3, "2"), (2, 4, "1")])

@@ -96,6 +96,12 @@ def test_names_of_weights_have_the_licence_of_timms_registry():
     assert (
         licence_of_name("https://storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz") == "apache-2.0"
     )
+    for ours in (
+        "gs://vit_models/augreg/x.npz",
+        "https://storage.googleapis.com/bit_models/BiT-M.npz",
+        "demo",
+    ):
+        assert licence_of_name(ours) == "apache-2.0"
     for nothing in (None, 3, "", "photos", "timm/no_such.tag", "/home/ann/x.npz", "https://host/vit.npz"):
         assert licence_of_name(nothing) == ""
 
