@@ -177,6 +177,15 @@ def test_an_error_names_an_address_without_its_password_for_people_and_as_json(c
     assert told.keys() == {"message", "where", "fix", "code", "command"} and told["code"] == 2
 
 
+def test_an_error_is_the_exit_code_alone_where_standard_error_is_closed(monkeypatch):
+    class Closed:
+        def write(self, text: str) -> None:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(exit_codes.sys, "stderr", Closed())
+    assert exit_codes._print_error(VitError("a", where="b", fix="c"), ["evaluate"]) == 2
+
+
 def test_a_report_of_a_bug_has_the_traceback_without_a_password(tmp_path):
     bug = ZeroDivisionError(f"no bytes of {ADDRESS}")
     bug.run_dir = tmp_path

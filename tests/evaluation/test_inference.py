@@ -178,3 +178,37 @@ def test_a_pass_ends_before_the_next_batch_once_any_process_stops():
     assert next(batches).rows_B.tolist() == [0]
     with pytest.raises(inference.Interrupted):
         next(batches)
+
+
+def test_a_network_sees_whole_fours_of_images_of_which_the_last_may_be_blank():
+    """Matrix products of fewer rows sum in another order, so bits would depend on the batch size."""
+    seen, model = [], Says(class_1)
+
+    def network(rows_B: torch.Tensor, images_BCHW: torch.Tensor) -> torch.Tensor:
+        seen.append((len(images_BCHW), rows_B.tolist(), model.training))
+        return model(images_BCHW)
+
+    for count, was_training in ((1, True), (4, False), (5, True)):
+        model.train(was_training)
+        batches = settings(batch_size=count).batches(noise(count=count), PREPROCESSING)
+        how = PREPROCESSING, torch.device("cpu"), "fp32"
+        ((batch, outputs),) = inference.forward_batches(model, network, batches, *how)
+        assert len(batch.rows_B) == count and len(outputs) == seen[-1][0]
+        assert model.training == was_training  # as it was
+    assert [(size, not is_training) for size, _, is_training in seen] == [(4, True), (4, True), (8, True)]
+    assert seen[2][1] == [0, 1, 2, 3, 4, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("all_rows", "done"), [(False, [8, 10, 10]), (True, [4, 7, 10])])
+def test_progress_counts_undecodable_images_and_those_of_the_other_processes(all_rows, done):
+    told = []
+    progress = SimpleNamespace(
+        begin=lambda *what: told.append(what), update=lambda count, text: told.append(count),
+        end=lambda: told.append("end"),
+    )  # fmt: skip
+    joined = replace(settings(), runtime=SimpleNamespace(world_size=2), progress=progress)
+    counts = ((4, 0), (1, 2), (3, 0))  # decoded, and not
+    batches = [(SimpleNamespace(rows_B=[0] * rows, skipped=("",) * bad), None) for rows, bad in counts]
+
+    outputs = inference.report_progress(iter(batches), joined, "x", 10, all_rows=all_rows)
+    assert len(list(outputs)) == 3 and told == [("x", 10), *done, "end"]

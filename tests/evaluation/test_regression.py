@@ -13,8 +13,10 @@ from sklearn import metrics as sklearn_metrics
 from tests.conftest import run
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint, stopped_in_part
 from vitcli.data.dataset import DataSet
+from vitcli.data.split import LARGEST_NUMBER
 from vitcli.errors import DataError, WeightsError
 from vitcli.evaluation import regression
+from vitcli.evaluation.predict import _csv_rows
 from vitcli.evaluation.regression import (
     NumberPredictions,
     Target,
@@ -54,11 +56,15 @@ def test_equal_numbers_have_no_r2():
     assert "r2" not in intervals_of(predictions([2, 2], [1, 3]))
 
 
-@pytest.mark.parametrize(("most_draws", "resamples"), [(100_000_000, 2_000), (40 * 300, 300), (40 * 7, 200)])
-def test_intervals_are_quantiles_of_resampled_errors(monkeypatch, most_draws, resamples):
+@pytest.mark.parametrize(
+    ("most_draws", "resamples", "outlier"),
+    [(100_000_000, 2_000, 0.0), (40 * 300, 300, 0.0), (40 * 7, 200, 0.0), (40 * 300, 300, 100.0)],
+)
+def test_intervals_are_quantiles_of_resampled_errors(monkeypatch, most_draws, resamples, outlier):
     monkeypatch.setattr(regression, "MOST_DRAWS", most_draws)
     rng = np.random.default_rng(0)
     targets = rng.normal(size=40)
+    targets[3] += outlier  # which is in two of three resamples
     numbers = predictions(targets, targets + rng.normal(size=40))
     draws, scores = np.random.default_rng(0), []
     for _ in range(resamples):
@@ -93,6 +99,9 @@ def test_the_loss_of_a_zero_head_is_1_and_its_prediction_the_mean():
         {"name": "x", "mean": 0, "std": 0},
         {"name": "x", "mean": float("nan"), "std": 1},
         {"name": "x", "mean": 0, "std": 1e300},
+        {"name": "x", "mean": -2 * LARGEST_NUMBER, "std": 1},
+        {"name": 7, "mean": 0, "std": 1},
+        {"name": "x", "mean": 0, "std": -1},
     ],
 )
 def test_a_damaged_scale_is_refused(stored):
@@ -235,6 +244,26 @@ def _without(given: tuple, more: tuple) -> list:
         at = pairs.index(name)
         del pairs[at : at + 2]
     return pairs
+
+
+def test_the_scale_of_the_largest_numbers_is_read():
+    stored = {"name": "x", "mean": -LARGEST_NUMBER, "std": LARGEST_NUMBER}
+    assert target_of({"target": stored}) == Target("x", -LARGEST_NUMBER, LARGEST_NUMBER)
+    assert target_of({}) is None
+
+
+def test_files_that_cannot_be_read_follow_the_numbers_in_a_table():
+    result = {
+        "target": {"name": "age"},
+        "predictions": [{"file": "a.png", "value": 41.5}],
+        "unreadable": [{"file": "b.png", "message": "cannot be decoded"}],
+    }
+
+    assert [*_csv_rows(result, 5)] == [
+        ["file", "age", "error"],
+        ["a.png", 41.5, ""],
+        ["b.png", "", "cannot be decoded"],
+    ]
 
 
 def test_all_numbers_equal_are_refused(ages):

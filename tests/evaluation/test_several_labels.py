@@ -15,6 +15,7 @@ from tests.training.test_finetune import SMALL, TRICKY, fingerprint, stopped_in_
 from vitcli.errors import WeightsError
 from vitcli.evaluation.inference import mean_of_labels
 from vitcli.evaluation.predict import _several
+from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.several_labels import (
     EVEN,
     SeveralLabels,
@@ -24,6 +25,7 @@ from vitcli.evaluation.several_labels import (
     given_at,
     given_by_other_half,
     mean_average_precision,
+    results_of,
     several_labels_of,
 )
 
@@ -270,3 +272,29 @@ def test_classes_are_given_by_their_thresholds_the_likeliest_first(thresholds, l
     assert [(each["class"], each["label"]) for each in found["top"]] == [("c", 2), ("a", 0)]
     assert [each["probability"] for each in found["top"]] == pytest.approx([0.75, 0.5])
     assert found["labels"] == labels and found["margin"] == pytest.approx(margin, abs=1e-7)
+
+
+def test_images_that_thresholds_were_chosen_on_are_judged_by_halves_and_others_by_the_thresholds():
+    rng = np.random.default_rng(1)
+    hot_NK = rng.random((60, 3)) < 0.3
+    hot_NK[:, 2] = False  # a class that no image has
+    labels = np.where(hot_NK[:, :2], np.arange(2), -1)
+    logits_NK = rng.normal(size=(60, 3)).astype(np.float32)
+    none_N = np.zeros(60)
+    predictions = Predictions(np.arange(60), labels, *[none_N] * 3, labels, labels, logits_NK=logits_NK)
+    probabilities_NK = 1 / (1 + np.exp(-logits_NK.astype(float)))
+    thresholds = tuple(best_thresholds(probabilities_NK, hot_NK))
+    stored = SeveralLabels(thresholds, "data, split validation", "abc")
+
+    own, others = (results_of(predictions, stored, "xyz", fingerprint=name) for name in ("abc", "def"))
+
+    by_halves = given_by_other_half(probabilities_NK, hot_NK)
+    for result, given_NK in ((own, by_halves), (others, probabilities_NK >= thresholds)):
+        f1 = [sklearn_metrics.f1_score(hot_NK[:, k], given_NK[:, k]) for k in range(2)]
+        assert result["f1_at_thresholds"] == pytest.approx(np.mean(f1))
+        of_classes = result["per_label"].values()
+        assert [row["f1"] for row in of_classes] == pytest.approx(f1) and [*result["per_label"]] == ["x", "y"]
+        assert [row["num_examples"] for row in of_classes] == hot_NK.sum(axis=0)[:2].tolist()
+        assert result["thresholds_chosen_on"] == "data, split validation"
+    assert own["f1_at_thresholds"] < others["f1_at_thresholds"]
+    assert "f1_at_thresholds" not in results_of(predictions, None, "xyz", fingerprint="abc")

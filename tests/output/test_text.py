@@ -15,6 +15,7 @@ from vitcli.output.text import (
     Verbatim,
     accuracy_text,
     brief,
+    bytes_text,
     commands,
     compute_text,
     count_of,
@@ -26,6 +27,7 @@ from vitcli.output.text import (
     json_of,
     json_text,
     pairs,
+    seen_notes,
     short_paths,
     within,
 )
@@ -219,3 +221,23 @@ def test_folds_say_what_a_random_split_would_have_flattered_by(by_groups, at_ran
     assert flattery.endswith(f"({points} points by a random split)")
     assert len(fold_notes({"folds": folds | {"frozen": None}})) == 1
     assert fold_notes({}) == fold_notes({"folds": folds | {"num_groups": None}}) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0.0 KiB"), (1536, "1.5 KiB"), (2**20 - 1, "1,024.0 KiB"), (2**20, "1.0 MiB"),
+        (2**30 - 1, "1,024.0 MiB"), (2**30, "1.0 GiB"), (5_000 * 2**30, "5,000.0 GiB"),
+    ],
+)  # fmt: skip
+def test_a_size_has_the_unit_of_which_it_has_one_at_least(number, text):
+    assert bytes_text(number) == text
+
+
+def test_images_that_a_checkpoint_had_seen_make_an_accuracy_too_high():
+    (held_out,) = seen_notes({"num_held_out_seen": 1_234, "num_eval_examples": 5_000})
+    assert held_out.startswith("1,234 of 5,000 held-out images had been trained on by the checkpoint")
+    assert seen_notes({"num_held_out_seen": 3})[0].startswith("3 had been trained on")
+    (choice,) = seen_notes({"num_choice_seen": 1, "num_held_out_seen": 0})
+    assert choice == "1 image to choose by had been trained on by the checkpoint already"
+    assert seen_notes({}) == []

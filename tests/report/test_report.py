@@ -76,7 +76,7 @@ def test_networks_with_their_compute_as_in_table_6(runs):
 
 def test_pre_training_compute_stands_beside_when_its_run_is_reported_too(tmp_path):
     before = made.pretrained(tmp_path / "before", model="ViT-B/16")
-    made.finetuned(tmp_path / "after", 0.9, ckpt=str(before))
+    made.finetuned(tmp_path / "after", 0.9, ckpt=f"{before}/../before")
 
     result = run("report", tmp_path, "--json").json
 
@@ -142,6 +142,7 @@ def test_a_run_under_way_tells_its_step(tmp_path):
         "running",
         "80 s",
     ]  # 320 steps of 0.25 s
+    assert re.fullmatch(r"\d\.\d{4}", texts(result, "progress")[0][5])
     assert {one["table"] for one in result["tables"]} == {"progress"}  # it has no result yet
 
 

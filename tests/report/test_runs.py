@@ -51,3 +51,13 @@ def test_a_recipe_alone_is_no_run_that_has_begun(tmp_path):
     assert scan.kind_of(tmp_path) == "fewshot"
     (tmp_path / "recipe.toml").unlink()
     assert scan.kind_of(tmp_path) is None
+
+
+def test_folders_of_a_run_are_inside_of_runs_alone_and_hidden_ones_nowhere(tmp_path):
+    for name in ("figures/a", "arms/b", ".hidden/c", "d/.tmp-1", "e"):
+        made.finetuned(tmp_path / name, 0.9)
+    made.finetuned(tmp_path / "e/arms/f", 0.8)
+    made.finetuned(tmp_path / "e/more", 0.8)
+
+    found = [str(place.path.relative_to(tmp_path)) for place in scan.find([str(tmp_path)])]
+    assert found == ["arms/b", "e", "e/more", "figures/a"]
