@@ -2218,4 +2218,114 @@ BY_PACKAGE = {
             "abs(n) <= 1e3 * LARGEST_NUMBER",
         ),
     },
+    (
+        "vitcli/features/least_squares.py",
+        "tests/features/test_least_squares.py::test_of_accuracies_that_differ_by_rounding_the_largest_l2_is_chosen",
+    ): {
+        "rounding errors choose an l2": (
+            "left_out_accuracies(solution).round(12)",
+            "left_out_accuracies(solution)",
+        ),
+    },
+    (
+        "vitcli/features/least_squares.py",
+        "tests/features/test_least_squares.py::test_parts_are_consecutive_and_end_with_the_last_row",
+    ): {
+        "parts go on behind the last row": ("min(first + size, count)", "first + size"),
+    },
+    (
+        "vitcli/features/least_squares.py",
+        "tests/features/test_least_squares.py::test_an_l2_within_the_rounding_of_the_largest_eigenvalue_is_refused",
+    ): {
+        "an l2 within the rounding of many rows is taken": (
+            "np.finfo(np.float64).eps * eigenvalues_R[-1] * len(eigenvalues_R)",
+            "np.finfo(np.float64).eps * eigenvalues_R[-1]",
+        ),
+    },
+    (
+        "vitcli/features/draws.py",
+        "tests/features/test_draws.py::test_the_sweep_has_every_power_of_two_of_the_authors",
+    ): {
+        "the authors' largest l2 is not tried": ("range(-10, 20)", "range(-10, 19)"),
+    },
+    (
+        "vitcli/features/draws.py",
+        "tests/features/test_draws.py::test_a_draw_that_is_named_twice_is_refused",
+    ): {
+        "a draw is named twice in other digits": (
+            "if int(shots) in draws.setdefault(int(seed), {}):",
+            "if draws.setdefault(int(seed), {}) is None:",
+        ),
+    },
+    (
+        "vitcli/features/draws.py",
+        "tests/features/test_draws.py::test_where_each_class_is_one_group_the_authors_l2_is_taken",
+    ): {
+        "an l2 is chosen though each class is one group": (
+            'if l2 == "sweep" and not least_squares.has_others(labels_N, groups_N).any():',
+            'if l2 == "sweep" and not least_squares.has_others(labels_N, None).any():',
+        ),
+    },
+    (
+        "vitcli/report/grouping.py",
+        "tests/report/test_grouping.py::test_a_size_is_that_of_the_pixels_and_a_key_that_is_not_set_has_no_name",
+    ): {
+        "the size of the weights is no number of pixels": (
+            "if key == SIZE and entry.resolution is not None:",
+            "if False:",
+        ),
+        "a key that is not set names a column": ("if key != SIZE and value != UNSET]", "if key != SIZE]"),
+    },
+    (
+        "vitcli/report/grouping.py",
+        "tests/report/test_grouping.py::test_a_network_that_starts_from_nothing_says_so_beside_one_that_does_not",
+    ): {
+        "fresh weights have no name beside others": (
+            'if ckpt else "from fresh weights"]',
+            'if ckpt else "from"]',
+        ),
+    },
+    (
+        "vitcli/distributed/device.py",
+        "tests/distributed/test_device.py::test_what_other_programs_call_a_device_is_answered_with_our_name",
+    ): {
+        '"nvidia" is answered with nothing': ('in ("gpu", "nvidia") else ""', 'in ("gpu",) else ""'),
+    },
+    (
+        "vitcli/distributed/device.py",
+        "tests/distributed/test_device.py::test_any_number_of_processes_may_compute_on_the_cpu_of_a_machine_with_gpus",
+    ): {
+        "a CPU has as many processes as GPUs": (
+            'if available and kind != "cpu" and available',
+            "if available and available",
+        ),
+    },
+    (
+        "vitcli/distributed/numerics.py",
+        "tests/distributed/test_runtime.py::test_every_kind_of_max_pooling_is_refused_with_exact",
+    ): {
+        "max pooling in one dimension is deterministic": (
+            "(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)",
+            "(nn.MaxPool2d, nn.MaxPool3d)",
+        ),
+    },
+    (
+        "vitcli/distributed/numerics.py",
+        "tests/distributed/test_runtime.py::test_no_kernel_of_a_gpu_rounds_fp32_and_none_fills_what_is_read_later",
+    ): {
+        "recurrent networks compute in TF32": (
+            "torch.backends.cudnn.conv, torch.backends.cudnn.rnn)",
+            "torch.backends.cudnn.conv)",
+        ),
+        "new tensors on a GPU are filled with NaN": (
+            "fill_uninitialized_memory = False",
+            "fill_uninitialized_memory = True",
+        ),
+    },
+    (
+        "vitcli/distributed/memory.py",
+        "tests/distributed/test_runtime.py::test_the_peak_memory_of_a_process_is_in_gib",
+    ): {
+        "the memory of a process is in MiB": ("return int(kib) / 2**20", "return int(kib) / 2**10"),
+    },
 }

@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.conftest import REPOSITORY, run
 from tests.fake_device import report_gpus
 from vitcli.distributed import device as devices
-from vitcli.distributed import launch, numerics, runtime
+from vitcli.distributed import launch, memory, numerics, runtime
 from vitcli.errors import MachineError, VitError
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -73,6 +73,27 @@ def test_only_one_module_says_what_fp32_means():
     assert [path.name for path, text in sources.items() if re.search(settings, text)] == ["numerics.py"]
     # Devices without float64 copy to the CPU first.
     assert not [path for path, text in sources.items() if re.search(r"\.double\(\)[^\n]*\.cpu\(\)", text)]
+
+
+def test_no_kernel_of_a_gpu_rounds_fp32_and_none_fills_what_is_read_later():
+    numerics.use_full_fp32()
+    for kernels in (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn):
+        assert kernels.fp32_precision == "ieee"
+    with report_gpus("NVIDIA H200"):
+        for exact in (True, False):
+            torch.utils.deterministic.fill_uninitialized_memory = True
+            numerics.fix_order_of_sums(torch.device("cuda"), exact=exact)
+            assert not torch.utils.deterministic.fill_uninitialized_memory
+            assert torch.are_deterministic_algorithms_enabled() == exact
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["MaxPool", "AdaptiveMaxPool"])
+def test_every_kind_of_max_pooling_is_refused_with_exact(kind, dimensions):
+    network = torch.nn.Sequential(getattr(torch.nn, f"{kind}{dimensions}d")(2))
+
+    with pytest.raises(VitError, match="max pooling"):
+        numerics.check_deterministic(network, torch.device("cuda"))
 
 
 def test_networks_whose_gradients_a_gpu_adds_at_random_are_refused_with_exact():
@@ -314,6 +335,9 @@ def test_the_peak_memory_of_a_process_is_in_gib():
     resident = psutil.Process().memory_info().rss / 2**30
 
     assert 0.5 * resident < runtime.peak_memory_gib() < 20 * resident
+    found = memory.peaks()
+    assert 0.5 * resident < found["host_peak_memory_gib"] < 20 * resident
+    assert found["device_peak_memory_gib"] is None
 
 
 def test_a_cpu_keeps_its_threads_where_no_exact_sum_is_asked_for():
