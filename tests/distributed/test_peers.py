@@ -62,7 +62,8 @@ def test_what_is_being_written_is_finished_first(ended):
 
 
 def test_what_is_being_written_is_waited_for_as_long_as_a_process_may_save(ended, monkeypatch):
-    monkeypatch.setattr(launch, "SAVING_TIME_S", 0.5)
+    monkeypatch.setattr(launch, "SAVING_TIME_S", 0.15)
+    monkeypatch.setattr(peers, "STUCK_S", 0.1)
     with peers.finishing():
         watch().join(timeout=5)
         assert ended[1] == 7
