@@ -330,6 +330,13 @@ def check_is_refused(sabotaged, folder, monkeypatch, *, num_images, points):
     assert not list(folder.iterdir())
 
 
+def test_images_of_a_golden_file_are_256_pixels_wide_or_high_at_most():
+    shapes = [golden._shrunk(np.zeros((height, width, 3), np.uint8)).shape for height, width in
+              ((300, 600), (600, 300), (256, 200), (10, 20))]  # fmt: skip
+
+    assert shapes == [(128, 256, 3), (256, 128, 3), (256, 200, 3), (10, 20, 3)]
+
+
 def test_of_many_outputs_a_golden_file_has_those_farthest_from_zero():
     """Features and numbers are negative too, where probabilities are not."""
     outputs_K = np.random.default_rng(0).normal(size=400).astype(np.float32)

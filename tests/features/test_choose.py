@@ -291,6 +291,24 @@ def test_ties_are_what_mcnemars_test_does_not_tell_from_the_best():
     assert score(hits & some, some).accuracy == 0.5
 
 
+@pytest.mark.parametrize(("num_lost", "is_tie"), [(5, True), (6, False)])
+def test_a_layer_that_loses_five_images_alone_is_a_tie_and_one_that_loses_six_is_none(num_lost, is_tie):
+    """By tosses of a coin: all five on one side have a p of 2 / 2^5, 0.0625, and all six of 0.03125."""
+    everything = np.ones(40, dtype=bool)
+
+    def score(layer: int, lost: int) -> LeftOutScore:
+        return LeftOutScore(0, Combination("token", (layer,)), 4, (1.0,), everything, np.arange(40) >= lost)
+
+    backbone = SimpleNamespace(
+        about={"ckpt": "demo"}, layout=SimpleNamespace(num_layers=6), speed=speed_of(6)
+    )
+    best, other = score(6, 0), score(2, num_lost)
+    advice = choose._layer_advice([backbone], [best, other], best)
+
+    assert (advice is not None) == is_tie
+    assert left_out.against(best, other) == pytest.approx(2 / 2**num_lost)
+
+
 def test_queries_do_not_see_the_labels_that_they_are_scored_by():
     """Labels of chance: what is learnt from all images has most of them right, cross-fitted half."""
     rng = np.random.default_rng(0)

@@ -143,6 +143,7 @@ def test_a_run_under_way_tells_its_step(tmp_path):
         "80 s",
     ]  # 320 steps of 0.25 s
     assert re.fullmatch(r"\d\.\d{4}", texts(result, "progress")[0][5])
+    assert table(result, "progress")["rows"][0]["cells"][0]["value"] == 180 / 500
     assert {one["table"] for one in result["tables"]} == {"progress"}  # it has no result yet
 
 

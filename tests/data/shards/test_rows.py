@@ -1303,6 +1303,13 @@ def test_columns_of_which_two_may_be_the_image_or_the_label_are_to_be_named(tmp_
     assert rows(opened(labels, label_column="target")) == [(b"x", 0)]
 
 
+def test_a_column_is_told_from_those_whose_names_begin_with_its_own(tmp_path):
+    columns = {"image_of_mask": [bytes(5_000)], "image": [b"x"], "label_id": [9], "label": [1]}
+    split = opened(plain_parquet(tmp_path / "0.parquet", **columns), cache_bytes=3_000)
+
+    assert (split.num_classes, rows(split)) == (2, [(b"x", 1)])
+
+
 def test_several_labels_in_words_are_refused_as_one_is(tmp_path):
     with pytest.raises(DataError, match="the classes in column 'label' are text"):
         opened(plain_parquet(tmp_path / "0.parquet", image=[b"x"], label=[["cat", "dog"]]))

@@ -127,3 +127,8 @@ def test_a_table_has_each_number_of_answered_images_once():
     rows = table_rows({"points": points, "num_images": 80})
     assert [row[:3] for row in rows] == [("0", "100.0%", "75.0%"), ("0.6", "50.0%", "97.5%")]
     assert all(" to " in interval for *_, interval in rows)
+
+
+def test_the_accuracy_is_of_the_answered_images():
+    counts = ((1, 1), (1, 0), (3, 2), (0, 0))
+    assert [OperatingPoint(0.5, *each).accuracy for each in counts] == [1, 0, pytest.approx(2 / 3), 0]
