@@ -165,6 +165,27 @@ def test_canaries_in_the_environment_and_in_addresses_are_in_no_output(web, tmp_
     print(f"{len(commands)} commands, no canary")
 
 
+def test_an_error_names_an_address_without_its_password_for_people_and_as_json(capsys):
+    without_credentials(ADDRESS)
+    error = VitError(f"no {ADDRESS}", where=f"--dataset {ADDRESS}", fix=f"name another than {ADDRESS}")
+
+    for arguments in ([], ["--json"]):
+        assert exit_codes._print_error(error, ["evaluate", *arguments]) == 2
+        shown = capsys.readouterr()
+        assert "canary" not in shown.out + shown.err and (shown.out + shown.err).count("***host/") == 3
+    told = json.loads(shown.out)["error"]
+    assert told.keys() == {"message", "where", "fix", "code", "command"} and told["code"] == 2
+
+
+def test_an_error_is_the_exit_code_alone_where_standard_error_is_closed(monkeypatch):
+    class Closed:
+        def write(self, text: str) -> None:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(exit_codes.sys, "stderr", Closed())
+    assert exit_codes._print_error(VitError("a", where="b", fix="c"), ["evaluate"]) == 2
+
+
 def test_a_report_of_a_bug_has_the_traceback_without_a_password(tmp_path):
     bug = ZeroDivisionError(f"no bytes of {ADDRESS}")
     bug.run_dir = tmp_path

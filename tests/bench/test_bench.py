@@ -117,11 +117,28 @@ def test_a_loop_is_timed_by_its_batches_and_stands_still_while_the_others_have_t
     assert len(turns) == 2 and all(lap.wall_s < 0.05 for lap in timed.laps)
 
 
+def test_items_that_settle_are_pulled_before_a_lap_and_not_counted():
+    items = iter([100, 100, 1, 2, 3, 100, 100, 4, 5, 6])
+    stream = measure.Stream(items, torch.device("cpu"), images_of=int, settle=2, per_lap=3)
+
+    assert [stream.lap().images for _ in range(2)] == [6, 15]
+
+
+@pytest.mark.parametrize(
+    ("step_s", "steps"), [(60.0, 2), (0.8, 2), (0.5, 4), (0.3, 7), (0.004, 500), (0.001, 500), (0.0, 500)]
+)
+def test_a_lap_takes_two_seconds_but_two_steps_at_least_and_500_at_most(step_s, steps):
+    assert measure.steps_of_a_lap(step_s) == steps
+
+
 def test_ratios_are_of_neighbouring_laps():
     def laps(*per_s: float) -> list[measure.Lap]:
         return [measure.Lap(100, 100 / rate, 2 * 100 / rate, 10 / rate) for rate in per_s]
 
     assert measure.ratio(laps(20, 40, 90), laps(10, 20, 30)) == {"ratio": 2.0, "ratio_range": [2.0, 3.0]}
+    on_few_cores = [measure.Lap(100, lap.wall_s, lap.cpu_s / 4) for lap in laps(20, 40, 90)]
+    by_cpu = measure.ratio(on_few_cores, laps(10, 20, 30), "cpu_s")
+    assert by_cpu == {"ratio": 8.0, "ratio_range": [8.0, 12.0]}
     rates = measure.rates(laps(20, 40, 90))
     assert (rates["images_per_s"], rates["images_per_s_range"], rates["images"]) == (40, [20, 90], 300)
     assert rates["cpu_s_per_image"] == 0.05 and rates["data_wait_fraction"] == pytest.approx(0.1)

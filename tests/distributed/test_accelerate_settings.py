@@ -8,6 +8,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, DynamoBackend
+from accelerate.utils.environment import str_to_bool
 
 from tests.conftest import run
 from tests.training.test_finetune import SMALL, fingerprint
@@ -119,6 +120,52 @@ def test_the_precision_of_the_run_is_no_loss(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
 
     assert accelerate_settings.take_out("bf16") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_noted"),
+    [
+        ("ACCELERATE_DYNAMO_BACKEND", "no", False),
+        ("ACCELERATE_DYNAMO_BACKEND", "eager", True),
+        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto", False),
+        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1", False),
+        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2", True),
+        ("ACCELERATE_GRADIENT_CLIPPING", "none", False),
+        ("ACCELERATE_GRADIENT_CLIPPING", "auto", False),
+        ("ACCELERATE_GRADIENT_CLIPPING", "1.0", True),
+        ("ACCELERATE_MIXED_PRECISION", "no", False),
+        ("ACCELERATE_MIXED_PRECISION", "fp16", False),  # that of the run
+        ("ACCELERATE_MIXED_PRECISION", "bf16", True),
+    ],
+)
+def test_what_asks_for_nothing_else_is_taken_out_without_a_word(monkeypatch, name, value, is_noted):
+    monkeypatch.setenv(name, value)
+
+    notes = accelerate_settings.take_out("fp16")
+
+    assert len(notes) == is_noted and name not in os.environ
+    assert all(note.startswith(f"note: the setting {name}={value} of accelerate launch") for note in notes)
+
+
+@pytest.mark.parametrize("word", ["true", "True", "1", "yes", "y", "T", "on"])
+def test_a_switch_is_on_by_the_words_of_accelerate(monkeypatch, word):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", word)
+    assert accelerate_settings.wants_cpu() and str_to_bool(word)
+
+    for off in ("", "false", "0", "no", "n", "f", "off"):
+        monkeypatch.setenv("ACCELERATE_USE_CPU", off)
+        assert not accelerate_settings.wants_cpu()
+
+
+def test_what_changes_no_number_stays_and_all_other_settings_are_taken_out(monkeypatch):
+    kept = {"ACCELERATE_DEBUG_MODE": "1", "ACCELERATE_CPU_AFFINITY": "1", "ACCELERATE_LOG_LEVEL": "info"}
+    for name, value in (kept | USUAL | {"ACCELERATE_NEW": "1", "FSDP_VERSION": "2"}).items():
+        monkeypatch.setenv(name, value)
+
+    assert accelerate_settings.take_out("fp32") == []
+
+    assert {k: v for k, v in os.environ.items() if k.startswith("ACCELERATE_")} == kept
+    assert os.environ["FSDP_VERSION"] == "2"
 
 
 @pytest.mark.slow

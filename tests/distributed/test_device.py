@@ -99,3 +99,21 @@ def test_gpus_are_hidden_by_what_cuda_takes_for_none(monkeypatch, visible, is_hi
         monkeypatch.setenv(device.VISIBLE, visible)
 
     assert device.is_hidden() == is_hidden
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("gpu", "'cuda'"), ("NVIDIA", "'cuda'"), ("1", "'cuda:1'"), ("0,2", "'cuda:0,2'"), ("tpu", None)],
+)
+def test_what_other_programs_call_a_device_is_answered_with_our_name(name, hint):
+    with pytest.raises(VitError) as caught:
+        device.select(name)
+    assert caught.value.message == f"{name!r} is not a device" + (f", did you mean {hint}?" if hint else "")
+
+
+def test_any_number_of_processes_may_compute_on_the_cpu_of_a_machine_with_gpus(monkeypatch):
+    monkeypatch.setenv(device.SELECTED, "cpu")
+    device.check_here(["cuda:0"], 4)
+    monkeypatch.setenv(device.SELECTED, "cuda")
+    with pytest.raises(MachineError, match="4 processes need a GPU each, and one GPU is to be used"):
+        device.check_here(["cuda:0"], 4)

@@ -88,6 +88,11 @@ def test_of_different_errors_the_first_in_time_is_the_cause_whatever_its_rank():
 LOST = failure(7, told(7, "a peer is gone", at=10.0))
 
 
+def test_of_processes_that_ended_by_themselves_the_one_with_the_highest_code_is_named():
+    with pytest.raises(ProcessError, match="process 1 of the run ended too early, with exit code 5"):
+        failures.first_failure({0: failure(3), 1: failure(5), 2: failure(1)}, 3)
+
+
 @pytest.mark.parametrize(
     ("silent", "message"),
     [
@@ -244,6 +249,55 @@ def test_processes_have_time_to_save_whatever_signal_stops_the_launcher(
     assert asked.name in config.signals_to_handle.split(",")
 
 
+def test_processes_of_a_run_are_never_started_again_and_listen_to_this_machine_alone(environ, monkeypatch):
+    configs = []
+    monkeypatch.setattr(
+        "torch.distributed.launcher.api.elastic_launch",
+        lambda config, program: configs.append(config) or (lambda *arguments: {}),
+    )
+    monkeypatch.setattr("logging.disable", lambda level: None)
+    launch.launch(3, ["finetune"])
+
+    (config,) = configs
+    assert (config.max_restarts, config.min_nodes, config.max_nodes, config.nproc_per_node) == (0, 1, 1, 3)
+    assert config.rdzv_endpoint == "127.0.0.1:0" and config.local_addr == "127.0.0.1"
+    assert environ[launch.LAUNCHED] == str(os.getpid())
+
+
+def test_a_process_whose_launcher_is_gone_ends_as_one_that_was_asked_to(environ, monkeypatch):
+    asked = []
+    library = SimpleNamespace(prctl=lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(launch.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(launch.sys, "platform", "linux")
+    launch.end_with_the_launcher()
+    assert asked == []  # no launcher of ours
+
+    environ[launch.LAUNCHED] = str(os.getppid())
+    launch.end_with_the_launcher()
+    assert asked == [(1, signal.SIGTERM)]
+    environ[launch.LAUNCHED] = "1234567"
+    with pytest.raises(SystemExit) as ended:
+        launch.end_with_the_launcher()
+    assert ended.value.code == 143
+
+
+def test_what_may_not_be_interrupted_ignores_sigterm_and_no_longer():
+    before = signal.getsignal(signal.SIGTERM)
+
+    with launch.sigterm_ignored():
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_error_names_the_process_and_what_it_did(environ):
+    launch.enter("step 5")
+    environ["RANK"] = "3"
+    assert launch.place() == "process 3, step 5" and launch.place(0) == "process 0, step 5"
+    reason = "[/gloo/x.cc:9] Timed out waiting. This is typically caused by a slow peer"
+    assert launch.lost_peer(reason).where == "process 3, step 5: Timed out waiting"
+    launch.enter("the start")
+
+
 def test_another_grace_period_than_ours_is_kept(environ, monkeypatch):
     environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "45"
     configs = []
@@ -279,8 +333,49 @@ def test_the_memory_of_a_container_counts_by_its_bound(tmp_path):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert launch._free_in_container(str(tmp_path)) == 1000 - 700 + 150
+    (tmp_path / "memory.current").write_text("1300")  # a limit that was lowered
+    assert launch._free_in_container(str(tmp_path)) == 0
     (tmp_path / "memory.max").write_text("max")
     assert launch._free_in_container(str(tmp_path)) == float("inf")
+
+
+def test_an_older_container_names_its_bound_otherwise(tmp_path):
+    (tmp_path / "memory").mkdir()
+    files = {"limit_in_bytes": "5000", "usage_in_bytes": "4000"}
+    for name, text in files.items():
+        (tmp_path / f"memory/memory.{name}").write_text(text)
+    (tmp_path / "memory/memory.stat").write_text("inactive_file 7\ntotal_inactive_file 300\n")
+
+    assert launch._free_in_container(str(tmp_path)) == 5000 - 4000 + 300
+
+
+@pytest.mark.parametrize(("available", "in_container", "free"), [(30, 20, 20), (30, 40, 30)])
+def test_free_memory_is_what_is_available_here_and_in_the_container(
+    monkeypatch, available, in_container, free
+):
+    memory = SimpleNamespace(available=available, total=100, free=10)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    monkeypatch.setattr(launch, "_free_in_container", lambda: in_container)
+
+    assert launch.free_bytes() == free
+
+
+@pytest.mark.parametrize(("given", "threads"), [(None, "3"), ("5", "5")])
+def test_the_cores_are_shared_by_the_processes_unless_their_threads_are_given(
+    environ, monkeypatch, given, threads
+):
+    if given:
+        environ["OMP_NUM_THREADS"] = given
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *_: lambda *words: {})
+    monkeypatch.setattr("logging.disable", lambda level: None)
+    monkeypatch.setattr(launch, "cpu_count", lambda: 10)
+
+    assert launch.launch(3, ["finetune"]) == 0
+    assert environ["OMP_NUM_THREADS"] == threads
+    if not given:
+        del environ["OMP_NUM_THREADS"]
+        launch.launch(16, ["finetune"])
+        assert environ["OMP_NUM_THREADS"] == "1"
 
 
 def test_processes_that_vit_starts_run_no_file_of_the_working_folder(environ, tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """A process ends when another is gone and its main thread cannot learn of it, and never for being slow."""
 
+import itertools
+import math
 import os
 import signal
 import socket
@@ -7,8 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from vitcli.distributed import launch, peers
 
@@ -57,6 +61,14 @@ def test_what_is_being_written_is_finished_first(ended):
     assert ended[1] == 7
 
 
+def test_what_is_being_written_is_waited_for_as_long_as_a_process_may_save(ended, monkeypatch):
+    monkeypatch.setattr(launch, "SAVING_TIME_S", 0.15)
+    monkeypatch.setattr(peers, "STUCK_S", 0.1)
+    with peers.finishing():
+        watch().join(timeout=5)
+        assert ended[1] == 7
+
+
 def test_a_main_thread_that_only_waits_for_the_others_is_ended_at_once(ended, monkeypatch):
     monkeypatch.setattr(peers, "STUCK_S", 60.0)
     watch = peers.Watch(None, 1.0)
@@ -64,6 +76,52 @@ def test_a_main_thread_that_only_waits_for_the_others_is_ended_at_once(ended, mo
 
     watch.end_once_stuck("no answer for 1 s")
     assert ended[1] == 7
+
+
+class Answers:
+    """Stand-in for torch.distributed: other processes that answer each beat after some ticks, or never."""
+
+    def __init__(self, ticks: float, *, beats: int):
+        self.ticks, self.beats_left = ticks, beats
+
+    def get_world_size(self, group: object) -> int:
+        return 3
+
+    def all_reduce(self, left: torch.Tensor, *, group: object, async_op: bool) -> SimpleNamespace:
+        asked = itertools.count()
+        assert self.beats_left, "it goes on when all have left"
+        self.beats_left -= 1
+        left.fill_(2 if self.beats_left else 3)  # all have left the block at last
+        return SimpleNamespace(is_completed=lambda: self._is_completed(next(asked)), wait=lambda: None)
+
+    def _is_completed(self, ticks: int) -> bool:
+        assert ticks < 50, "it waits for ever"
+        return ticks >= self.ticks
+
+
+@pytest.mark.parametrize(
+    ("ticks", "beats", "only_waits", "expected"),
+    [
+        (math.inf, 9, False, "no answer for 5 s"),  # of 1 s each: four are waited, and one more is too long
+        (math.inf, 9, True, "no answer for 5 s"),
+        (4, 9, False, None),  # slow, but it answers: for 36 s in all
+        (2, 9, True, "no answer for 5 s"),  # it answers, and never comes to the end of the run
+        (2, 2, True, None),
+    ],
+)
+def test_another_process_is_waited_for_as_long_as_is_said(monkeypatch, ticks, beats, only_waits, expected):
+    monkeypatch.setattr(peers, "dist", Answers(ticks, beats=beats))
+    monkeypatch.setattr(peers, "TICK_S", 1.0)
+    monkeypatch.setattr(peers, "BEAT_S", 0.0)
+    monkeypatch.setattr(peers.time, "sleep", lambda seconds: None)
+    ended: list = []
+    monkeypatch.setattr(peers.Watch, "end_once_stuck", lambda watch, reason: ended.append(reason))
+    watch = peers.Watch(None, 4.0)
+    watch.only_waits.set() if only_waits else None
+
+    watch.run()
+
+    assert ended == ([expected] if expected else [])
 
 
 PROCESS = """

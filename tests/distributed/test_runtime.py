@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 from datetime import timedelta
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.conftest import REPOSITORY, run
 from tests.fake_device import report_gpus
 from vitcli.distributed import device as devices
-from vitcli.distributed import launch, numerics, runtime
+from vitcli.distributed import launch, memory, numerics, runtime
 from vitcli.errors import MachineError, VitError
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -72,6 +73,27 @@ def test_only_one_module_says_what_fp32_means():
     assert [path.name for path, text in sources.items() if re.search(settings, text)] == ["numerics.py"]
     # Devices without float64 copy to the CPU first.
     assert not [path for path, text in sources.items() if re.search(r"\.double\(\)[^\n]*\.cpu\(\)", text)]
+
+
+def test_no_kernel_of_a_gpu_rounds_fp32_and_none_fills_what_is_read_later():
+    numerics.use_full_fp32()
+    for kernels in (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn):
+        assert kernels.fp32_precision == "ieee"
+    with report_gpus("NVIDIA H200"):
+        for exact in (True, False):
+            torch.utils.deterministic.fill_uninitialized_memory = True
+            numerics.fix_order_of_sums(torch.device("cuda"), exact=exact)
+            assert not torch.utils.deterministic.fill_uninitialized_memory
+            assert torch.are_deterministic_algorithms_enabled() == exact
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["MaxPool", "AdaptiveMaxPool"])
+def test_every_kind_of_max_pooling_is_refused_with_exact(kind, dimensions):
+    network = torch.nn.Sequential(getattr(torch.nn, f"{kind}{dimensions}d")(2))
+
+    with pytest.raises(VitError, match="max pooling"):
+        numerics.check_deterministic(network, torch.device("cuda"))
 
 
 def test_networks_whose_gradients_a_gpu_adds_at_random_are_refused_with_exact():
@@ -313,6 +335,9 @@ def test_the_peak_memory_of_a_process_is_in_gib():
     resident = psutil.Process().memory_info().rss / 2**30
 
     assert 0.5 * resident < runtime.peak_memory_gib() < 20 * resident
+    found = memory.peaks()
+    assert 0.5 * resident < found["host_peak_memory_gib"] < 20 * resident
+    assert found["device_peak_memory_gib"] is None
 
 
 def test_a_cpu_keeps_its_threads_where_no_exact_sum_is_asked_for():
@@ -338,3 +363,121 @@ def test_bf16_is_of_a_cpu_that_multiplies_it(monkeypatch, flags, has_bf16):
     monkeypatch.setattr(runtime.Path, "read_text", lambda path: f"flags : {flags}")
 
     assert runtime.cpu_has_bf16() == has_bf16
+
+
+@pytest.mark.parametrize(
+    ("precision", "has_bf16", "resolved"),
+    [
+        ("auto", True, "bf16"),
+        ("auto", False, "fp32"),
+        ("fp32", True, "fp32"),
+        ("bf16", False, "bf16"),  # emulated, if asked for
+    ],
+)
+def test_a_cpu_computes_in_bf16_by_itself_where_it_multiplies_it(monkeypatch, precision, has_bf16, resolved):
+    monkeypatch.setattr(runtime, "cpu_has_bf16", lambda: has_bf16)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+
+    assert runtime.resolve_precision(precision) == resolved
+    with pytest.raises(MachineError, match="fp16 needs a GPU, and this machine has none") as refused:
+        runtime.resolve_precision("fp16", where="--precision")
+    assert refused.value.where == "--precision"
+
+
+def test_an_error_of_one_process_says_which_it_was(monkeypatch):
+    state = SimpleNamespace(process_index=2, num_processes=4, device=torch.device("cpu"))
+    joined = runtime.Runtime(state, "fp32", None, "control", timedelta(minutes=1))
+    with pytest.raises(VitError) as caught, joined.local_errors():
+        raise VitError("bad", where="", fix="")
+    assert caught.value.rank == 2
+
+    # What the first one raised is raised by all: a mistake of the user by each, a bug as one of the first.
+    for error in (VitError("bad", where="", fix=""), ValueError("bug")):
+        monkeypatch.setattr(
+            dist, "broadcast_object_list", lambda outcome, error=error, **_: outcome.__setitem__(1, error)
+        )
+        with pytest.raises(type(error)) as caught:
+            joined.on_main(lambda: pytest.fail("only the first process acts"))
+        assert getattr(caught.value, "rank", None) == (0 if type(error) is ValueError else None)
+
+
+def test_the_processes_of_a_machine_are_those_that_its_launcher_has_counted(monkeypatch):
+    state = SimpleNamespace(process_index=2, num_processes=4, device=torch.device("cpu"))
+    joined = runtime.Runtime(state, "fp32", None, "control", timedelta(minutes=1))
+
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert joined.processes_here == 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert joined.processes_here == 2
+
+
+def test_a_network_is_taken_out_of_all_its_wrappers():
+    inner = torch.nn.Linear(1, 1)
+    compiled, parallel, both = (torch.nn.Module() for _ in range(3))
+    compiled._orig_mod, parallel.module, both.module = inner, inner, compiled
+
+    assert all(runtime.unwrap(each) is inner for each in (inner, compiled, parallel, both))
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "found"),
+    [("cuda", 2, ["cuda:0", "cuda:1"]), ("mps", 1, ["mps"]), ("xpu", 1, ["xpu:0"]), (None, 0, [])],
+)
+def test_accelerators_have_numbers_where_there_may_be_several(monkeypatch, kind, count, found):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind is not None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: SimpleNamespace(type=kind))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    monkeypatch.setattr(runtime, "cpu_has_bf16", lambda: True)
+
+    assert runtime.accelerators() == found
+    # By itself it computes in bf16 on a CPU that has it, and on no GPU that emulates it.
+    assert runtime.resolve_precision("auto") == ("bf16" if kind is None else "fp32")
+
+
+def test_losses_are_scaled_in_fp16_alone_and_torch_aborts_a_minute_after_the_run_ends():
+    for precision in ("fp32", "bf16"):
+        assert not runtime.start(precision).scaler.is_enabled()
+    waits, real = [], runtime.InitProcessGroupKwargs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            runtime, "InitProcessGroupKwargs", lambda timeout: waits.append(timeout) or real(timeout=timeout)
+        )
+        runtime.start("fp32", stall_minutes=2)
+        with report_gpus("NVIDIA H200"):
+            assert runtime.start("fp16", stall_minutes=2).scaler.is_enabled()
+    assert waits == [timedelta(minutes=2), timedelta(minutes=3)]
+
+
+@pytest.mark.parametrize("world_size", ["1", "2"])
+def test_a_signal_ends_a_process_that_waits_for_others_unless_it_is_ignored(monkeypatch, world_size):
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def handler(number: int, frame: object) -> None:
+        pytest.fail("no signal was sent")
+
+    try:
+        signal.signal(signal.SIGTERM, handler)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under nohup
+        with runtime._ended_by_signals():
+            assert signal.getsignal(signal.SIGTERM) == (signal.SIG_DFL if world_size == "2" else handler)
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == handler
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def test_after_the_end_of_a_run_a_process_is_the_only_one_on_its_device():
+    state = SimpleNamespace(process_index=3, num_processes=4, device=torch.device("meta"))
+    joined = runtime.Runtime(state, "bf16", None, "control", timedelta(minutes=1), hardware={"gpu": "x"})
+
+    alone = joined.alone()
+
+    assert (alone.rank, alone.world_size, alone.is_main, alone.control) == (0, 1, True, None)
+    assert (alone.device, alone.precision, alone.hardware) == (joined.device, "bf16", {"gpu": "x"})
+    assert alone.concatenated([1]) == [1] and alone.on_main(lambda: 7) == 7
+    alone.shutdown()

@@ -1,5 +1,8 @@
 """Passes over a split: every row counts once, in evaluation mode, and no number is made up."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -147,3 +150,65 @@ def test_of_an_image_and_its_mirror_image_probabilities_are_averaged():
 
     mean_BK = inference.mean_of_classes(one_BK, other_BK).softmax(dim=1)
     torch.testing.assert_close(mean_BK, (one_BK.softmax(dim=1) + other_BK.softmax(dim=1)) / 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "world_size", "asked"), [(7, 2, 3), (8, 2, 4), (7, 1, 7), (2, 3, 0), (0, 2, 0)]
+)
+def test_processes_ask_whether_to_stop_as_often_as_the_one_with_the_fewest_batches(rows, world_size, asked):
+    """Or one would wait for an answer that no other process gives."""
+    for rank in range(world_size):
+        questions = []
+        joined = SimpleNamespace(rank=rank, world_size=world_size, any=questions.append)
+        of_one = replace(settings(batch_size=1), runtime=joined, is_stopping=lambda: False)
+
+        batches = list(of_one.batches(noise(count=rows), PREPROCESSING))
+
+        assert [int(batch.rows_B[0]) for batch in batches] == list(range(rank, rows, world_size))
+        assert questions == [False] * asked
+
+
+def test_a_pass_ends_before_the_next_batch_once_any_process_stops():
+    answers = iter([False, True])
+    joined = SimpleNamespace(rank=0, world_size=1, any=lambda is_stopping: next(answers))
+    batches = replace(settings(batch_size=1), runtime=joined, is_stopping=lambda: False).batches(
+        noise(count=4), PREPROCESSING
+    )
+
+    assert next(batches).rows_B.tolist() == [0]
+    with pytest.raises(inference.Interrupted):
+        next(batches)
+
+
+def test_a_network_sees_whole_fours_of_images_of_which_the_last_may_be_blank():
+    """Matrix products of fewer rows sum in another order, so bits would depend on the batch size."""
+    seen, model = [], Says(class_1)
+
+    def network(rows_B: torch.Tensor, images_BCHW: torch.Tensor) -> torch.Tensor:
+        seen.append((len(images_BCHW), rows_B.tolist(), model.training))
+        return model(images_BCHW)
+
+    for count, was_training in ((1, True), (4, False), (5, True)):
+        model.train(was_training)
+        batches = settings(batch_size=count).batches(noise(count=count), PREPROCESSING)
+        how = PREPROCESSING, torch.device("cpu"), "fp32"
+        ((batch, outputs),) = inference.forward_batches(model, network, batches, *how)
+        assert len(batch.rows_B) == count and len(outputs) == seen[-1][0]
+        assert model.training == was_training  # as it was
+    assert [(size, not is_training) for size, _, is_training in seen] == [(4, True), (4, True), (8, True)]
+    assert seen[2][1] == [0, 1, 2, 3, 4, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("all_rows", "done"), [(False, [8, 10, 10]), (True, [4, 7, 10])])
+def test_progress_counts_undecodable_images_and_those_of_the_other_processes(all_rows, done):
+    told = []
+    progress = SimpleNamespace(
+        begin=lambda *what: told.append(what), update=lambda count, text: told.append(count),
+        end=lambda: told.append("end"),
+    )  # fmt: skip
+    joined = replace(settings(), runtime=SimpleNamespace(world_size=2), progress=progress)
+    counts = ((4, 0), (1, 2), (3, 0))  # decoded, and not
+    batches = [(SimpleNamespace(rows_B=[0] * rows, skipped=("",) * bad), None) for rows, bad in counts]
+
+    outputs = inference.report_progress(iter(batches), joined, "x", 10, all_rows=all_rows)
+    assert len(list(outputs)) == 3 and told == [("x", 10), *done, "end"]

@@ -1,6 +1,7 @@
 """Predicted numbers: against scikit-learn, hand values, and from a run to its predictions."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,10 @@ from sklearn import metrics as sklearn_metrics
 from tests.conftest import run
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint, stopped_in_part
 from vitcli.data.dataset import DataSet
+from vitcli.data.split import LARGEST_NUMBER
 from vitcli.errors import DataError, WeightsError
+from vitcli.evaluation import regression
+from vitcli.evaluation.predict import _csv_rows
 from vitcli.evaluation.regression import (
     NumberPredictions,
     Target,
@@ -52,12 +56,18 @@ def test_equal_numbers_have_no_r2():
     assert "r2" not in intervals_of(predictions([2, 2], [1, 3]))
 
 
-def test_intervals_are_quantiles_of_resampled_errors():
+@pytest.mark.parametrize(
+    ("most_draws", "resamples", "outlier"),
+    [(100_000_000, 2_000, 0.0), (40 * 300, 300, 0.0), (40 * 7, 200, 0.0), (40 * 300, 300, 100.0)],
+)
+def test_intervals_are_quantiles_of_resampled_errors(monkeypatch, most_draws, resamples, outlier):
+    monkeypatch.setattr(regression, "MOST_DRAWS", most_draws)
     rng = np.random.default_rng(0)
     targets = rng.normal(size=40)
+    targets[3] += outlier  # which is in two of three resamples
     numbers = predictions(targets, targets + rng.normal(size=40))
     draws, scores = np.random.default_rng(0), []
-    for _ in range(2_000):
+    for _ in range(resamples):
         rows = draws.integers(40, size=40)
         pair = numbers.targets_N[rows], numbers.values_N[rows]
         errors = pair[1] - pair[0]
@@ -89,6 +99,9 @@ def test_the_loss_of_a_zero_head_is_1_and_its_prediction_the_mean():
         {"name": "x", "mean": 0, "std": 0},
         {"name": "x", "mean": float("nan"), "std": 1},
         {"name": "x", "mean": 0, "std": 1e300},
+        {"name": "x", "mean": -2 * LARGEST_NUMBER, "std": 1},
+        {"name": 7, "mean": 0, "std": 1},
+        {"name": "x", "mean": 0, "std": -1},
     ],
 )
 def test_a_damaged_scale_is_refused(stored):
@@ -164,9 +177,15 @@ def test_a_run_reports_errors_and_evaluate_and_predict_agree_with_it(ages, train
     header, line = table.read_text().splitlines()
     assert header == "file,age,error" and float(line.split(",")[1]) == by_file["30.png"]
     # Of other data the column that was trained on.
-    (ages / "new.csv").write_text("file,height,age\n" + "".join(f"{n}.png,1,{n}\n" for n in range(3)))
-    new = run("evaluate", "--ckpt", trained, "--dataset", ages / "new.csv", "--split", "train", "--json").json
-    (ages / "new.csv").unlink()
+    (tmp_path / "new").mkdir()
+    for number in range(3):
+        shutil.copy(ages / f"{number}.png", tmp_path / "new")
+    (tmp_path / "new/broken.png").write_bytes(b"no image")  # which is left out with its number
+    lines = ["file,height,age", "broken.png,1,500", *(f"{n}.png,1,{n}" for n in range(3))]
+    (tmp_path / "new/labels.csv").write_text("\n".join(lines))
+    of_new = ("--dataset", tmp_path / "new", "--split", "train", "--skip-bad", "--json")
+    new = run("evaluate", "--ckpt", trained, *of_new).json
+    assert new["num_skipped_images"] == 1
     assert new["mae"] == pytest.approx(np.mean([abs(by_file[f"{n}.png"] - n) for n in range(3)]))
     text = run("evaluate", "--ckpt", trained, "-q").out
     assert f"MAE         {summary['mae']:.4g}" in text and "always its mean gives MAE" in text
@@ -225,6 +244,26 @@ def _without(given: tuple, more: tuple) -> list:
         at = pairs.index(name)
         del pairs[at : at + 2]
     return pairs
+
+
+def test_the_scale_of_the_largest_numbers_is_read():
+    stored = {"name": "x", "mean": -LARGEST_NUMBER, "std": LARGEST_NUMBER}
+    assert target_of({"target": stored}) == Target("x", -LARGEST_NUMBER, LARGEST_NUMBER)
+    assert target_of({}) is None
+
+
+def test_files_that_cannot_be_read_follow_the_numbers_in_a_table():
+    result = {
+        "target": {"name": "age"},
+        "predictions": [{"file": "a.png", "value": 41.5}],
+        "unreadable": [{"file": "b.png", "message": "cannot be decoded"}],
+    }
+
+    assert [*_csv_rows(result, 5)] == [
+        ["file", "age", "error"],
+        ["a.png", 41.5, ""],
+        ["b.png", "", "cannot be decoded"],
+    ]
 
 
 def test_all_numbers_equal_are_refused(ages):

@@ -14,14 +14,18 @@ from tests.conftest import run
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint, stopped_in_part
 from vitcli.errors import WeightsError
 from vitcli.evaluation.inference import mean_of_labels
+from vitcli.evaluation.predict import _several
+from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.several_labels import (
     EVEN,
+    SeveralLabels,
     average_precisions,
     best_thresholds,
     f1_scores,
     given_at,
     given_by_other_half,
     mean_average_precision,
+    results_of,
     several_labels_of,
 )
 
@@ -53,6 +57,7 @@ def test_average_precision_and_f1_are_those_of_scikit_learn(seed):
     mean = mean_average_precision(probabilities_NK, hot_NK)
     assert mean == (pytest.approx(np.mean(expected)) if expected else None)
     f1_K = sklearn_metrics.f1_score(hot_NK, given_NK, average=None, zero_division=0.0)
+    assert np.isnan(f1_scores(given_NK, hot_NK)).tolist() == (~has_rows_K).tolist()
     if hot_NK.shape[1] > 1:
         assert np.allclose(f1_scores(given_NK, hot_NK)[has_rows_K], np.atleast_1d(f1_K)[has_rows_K])
 
@@ -249,3 +254,47 @@ def test_data_with_one_label_each_are_scored_by_weights_of_several(shapes, train
 
     result = run("evaluate", "--ckpt", trained, "--dataset", tmp_path / "photos", "--json", "-q").json
     assert set(result["per_label"]) == {"red", "bright"} and result["f1_at_thresholds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "labels", "margin"),
+    [
+        ((0.5, 0.2, 0.8), ["a", "b"], 0.0),  # what reaches its threshold is given
+        ((0.6, 0.2, 0.7), ["c", "b"], 0.05),
+        ((0.9, 0.9, 0.9), [], 0.15),
+    ],
+)
+def test_classes_are_given_by_their_thresholds_the_likeliest_first(thresholds, labels, margin):
+    logits_K = torch.tensor([0.0, -np.log(3), np.log(3)])  # of 1/2, 1/4 and 3/4
+
+    found = _several(SeveralLabels(thresholds), ("a", "b", "c"), 2, logits_K)
+
+    assert [(each["class"], each["label"]) for each in found["top"]] == [("c", 2), ("a", 0)]
+    assert [each["probability"] for each in found["top"]] == pytest.approx([0.75, 0.5])
+    assert found["labels"] == labels and found["margin"] == pytest.approx(margin, abs=1e-7)
+
+
+def test_images_that_thresholds_were_chosen_on_are_judged_by_halves_and_others_by_the_thresholds():
+    rng = np.random.default_rng(1)
+    hot_NK = rng.random((60, 3)) < 0.3
+    hot_NK[:, 2] = False  # a class that no image has
+    labels = np.where(hot_NK[:, :2], np.arange(2), -1)
+    logits_NK = rng.normal(size=(60, 3)).astype(np.float32)
+    none_N = np.zeros(60)
+    predictions = Predictions(np.arange(60), labels, *[none_N] * 3, labels, labels, logits_NK=logits_NK)
+    probabilities_NK = 1 / (1 + np.exp(-logits_NK.astype(float)))
+    thresholds = tuple(best_thresholds(probabilities_NK, hot_NK))
+    stored = SeveralLabels(thresholds, "data, split validation", "abc")
+
+    own, others = (results_of(predictions, stored, "xyz", fingerprint=name) for name in ("abc", "def"))
+
+    by_halves = given_by_other_half(probabilities_NK, hot_NK)
+    for result, given_NK in ((own, by_halves), (others, probabilities_NK >= thresholds)):
+        f1 = [sklearn_metrics.f1_score(hot_NK[:, k], given_NK[:, k]) for k in range(2)]
+        assert result["f1_at_thresholds"] == pytest.approx(np.mean(f1))
+        of_classes = result["per_label"].values()
+        assert [row["f1"] for row in of_classes] == pytest.approx(f1) and [*result["per_label"]] == ["x", "y"]
+        assert [row["num_examples"] for row in of_classes] == hot_NK.sum(axis=0)[:2].tolist()
+        assert result["thresholds_chosen_on"] == "data, split validation"
+    assert own["f1_at_thresholds"] < others["f1_at_thresholds"]
+    assert "f1_at_thresholds" not in results_of(predictions, None, "xyz", fingerprint="abc")

@@ -4,9 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from vitcli.data.dataset import DataSet
 from vitcli.data.split import Split
+from vitcli.errors import DataError
 from vitcli.export import calibration, images
 from vitcli.export.calibration import evenly
 from vitcli.output.progress import Progress
@@ -47,3 +49,51 @@ def test_the_scales_of_int8_are_measured_on_training_images(monkeypatch, name):
     monkeypatch.setattr(calibration.dataset, "from_section", lambda section: DataSet(section.dataset))
 
     assert "split train" in calibration.open_images(SimpleNamespace(source="run"), ()).name
+
+
+def test_they_are_given_as_the_file_takes_them_and_bad_ones_are_left_out():
+    pixels_NHWC = np.random.default_rng(0).integers(0, 256, (4, 6, 8, 3), dtype=np.uint8)
+
+    def read_row(row: int) -> tuple[np.ndarray, int]:
+        if row in bad:
+            raise DataError("damaged", where="", fix="")
+        return pixels_NHWC[row], 0
+
+    def given(kind: str) -> list[torch.Tensor]:
+        form = SimpleNamespace(input=kind, preprocessing=lambda image_HWC: image_HWC[1:5, 2:6])
+        return list(calibration.images(split, form))
+
+    bad = {2}
+    split = Split("pets", 4, None, 1, read_row, lambda: np.zeros(4, int), "row {}".format)
+    for kind, expected in (("images", pixels_NHWC), ("pixels", pixels_NHWC[:, 1:5, 2:6])):
+        found = given(kind)
+        assert [each.shape for each in found] == [(1, *expected.shape[1:])] * 3
+        assert torch.equal(torch.cat(found), torch.from_numpy(expected[[0, 1, 3]].copy()))
+    bad |= {0, 1, 3}
+    with pytest.raises(DataError, match="4 images for the scales of int8, and none can be decoded"):
+        given("images")
+
+
+def test_of_many_images_that_are_named_128_from_all_of_them_give_the_scales_and_the_first_256_are_compared(
+    monkeypatch,
+):
+    many, lines = DataSet("demo").open("test[:400]"), []
+    place_of = {many.where_is(row): row for row in range(400)}
+    monkeypatch.setattr(calibration, "find_images", lambda given, *, where: many)
+    monkeypatch.setattr(images, "find_images", lambda given, *, where: many)
+
+    def rows(split: Split) -> list[int]:
+        return [place_of[split.where_is(row)] for row in range(len(split))]
+
+    scales = rows(calibration.open_images(None, ["photos"]))
+    assert len(scales) == 128 and (scales[0], scales[-1]) == (0, 399)
+    progress = SimpleNamespace(note=lines.append)
+    assert rows(images.open_named(["photos"], progress).split) == list(range(256))
+    assert "comparing on the first 256 of 400 images" in lines
+
+
+def test_images_that_a_run_held_out_are_not_published():
+    own = DataSet("demo:pretrain").open("test[:9]")
+
+    assert images.Images(own).to_publish is own
+    assert images.Images(own, are_held_out=True).to_publish.name == "demo, split test[:32]"

@@ -69,6 +69,13 @@ def test_a_verdict_counts_what_one_has_right_and_the_other_wrong():
     assert Verdict(227, 200, 0, 0, 0.012).is_accepted and not Verdict(227, 200, 0, 0, 0.0117).is_accepted
 
 
+def test_a_drop_that_is_just_allowed_is_accepted():
+    bound = Verdict(300, 280, lost=3, gained=1, max_drop=0.0).highest_drop
+
+    assert Verdict(300, 280, lost=3, gained=1, max_drop=bound).is_accepted
+    assert not Verdict(300, 280, lost=3, gained=1, max_drop=bound - 1e-12).is_accepted
+
+
 @pytest.fixture(scope="module")
 def of_int8():
     """An export in int8 with 40 images, of which the network has all but the last four right."""

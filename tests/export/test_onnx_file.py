@@ -5,7 +5,10 @@ import copy
 import io
 import json
 import shutil
+import sys
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +18,9 @@ from PIL import Image
 from tests.conftest import run
 from vitcli.data.dataset import DataSet
 from vitcli.data.transforms import Preprocessing
-from vitcli.errors import CheckFailed
+from vitcli.errors import CheckFailed, VitError
 from vitcli.export import export as exports
-from vitcli.export import golden
+from vitcli.export import golden, images, onnx_process
 from vitcli.export.gate import highest_drop
 from vitcli.export.golden import write_golden
 from vitcli.weights import formats, onnx
@@ -125,6 +128,8 @@ def test_golden_answers_are_those_of_vit_predict_and_are_repeated(copied):
     predicted = run("predict", "--ckpt", "demo", *files, "--topk", 24, "--json", "-q").json["predictions"]
 
     assert len(entries) == 20 and golden["output"] == "probabilities"
+    rows = [int(entry["image"].rpartition("row ")[2]) for entry in entries]  # from the whole of the gate's
+    assert (rows[0], rows[-1]) == (0, 299) and {*np.diff(rows)} <= {14, 15, 16, 17}
     for entry, said in zip(entries, predicted, strict=True):
         by_number = sorted(entry["outputs"].values(), reverse=True)
         assert by_number == pytest.approx([each["probability"] for each in said["top"]], abs=2e-6)
@@ -325,6 +330,13 @@ def check_is_refused(sabotaged, folder, monkeypatch, *, num_images, points):
     assert not list(folder.iterdir())
 
 
+def test_images_of_a_golden_file_are_256_pixels_wide_or_high_at_most():
+    shapes = [golden._shrunk(np.zeros((height, width, 3), np.uint8)).shape for height, width in
+              ((300, 600), (600, 300), (256, 200), (10, 20))]  # fmt: skip
+
+    assert shapes == [(128, 256, 3), (256, 128, 3), (256, 200, 3), (10, 20, 3)]
+
+
 def test_of_many_outputs_a_golden_file_has_those_farthest_from_zero():
     """Features and numbers are negative too, where probabilities are not."""
     outputs_K = np.random.default_rng(0).normal(size=400).astype(np.float32)
@@ -335,3 +347,81 @@ def test_of_many_outputs_a_golden_file_has_those_farthest_from_zero():
     assert len(kept) == golden.MOST_OUTPUTS and (np.diff(kept) > 0).all() and (outputs_K[kept] < 0).any()
     assert np.abs(outputs_K[kept]).min() > np.abs(outputs_K[others]).max()
     assert golden._kept(outputs_K[:7]).tolist() == list(range(7))
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "metadata", "kind"),
+    [
+        (0, {}, "no classifier"),
+        (1, {"target": {"name": "age", "mean": 40.0, "std": 9.0}}, "a number instead of classes"),
+        (2, {"several_labels": {"thresholds": [0.5, 0.4]}}, "several labels per image"),
+    ],
+)
+def test_a_gate_is_for_weights_that_have_an_accuracy(num_classes, metadata, kind):
+    weights = SimpleNamespace(architecture=SimpleNamespace(num_classes=num_classes), metadata=metadata)
+
+    with pytest.raises(VitError, match=f"these weights have {kind}") as refused:
+        images.open_labelled("demo", "auto", weights)
+    assert refused.value.where == "--gate"
+
+
+def test_a_process_has_memory_and_time_by_the_bytes_of_its_weights(monkeypatch):
+    words = []
+    monkeypatch.setattr(onnx_process.subprocess, "Popen", lambda given, **_: words.append(given))
+
+    for num_bytes, memory_mb, seconds in ((0, 512, 60), (300 * 2**20, 512 + 4 * 300, 60 + 31)):
+        process = onnx_process.OnnxProcess("x.onnx", num_bytes=num_bytes)
+        assert (process.memory_mb, process.seconds) == (memory_mb, seconds)
+        assert words[-1][-3:] == ["x.onnx", str(memory_mb), str(seconds)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_same"),
+    [
+        ([0.50004, 0.49996, 0.0], True),
+        ([0.49998, 0.50002, 0.0], True),  # a tie that rounding decides
+        ([0.4999, 0.5001, 0.0], False),
+    ],
+)
+def test_a_tie_is_no_other_class(monkeypatch, tmp_path, answers, is_same):
+    (tmp_path / "net.onnx").write_bytes(b"")
+    entry = {"image": "a.png", "png": png(4, 4), "outputs": {"0": 0.5, "1": 0.49999, "2": 0.0}}
+    about = {"output": "probabilities", "tolerance": 1e-4 if is_same else 1e-3, "images": [entry]}
+    about["tolerance"] = 1e-4
+    golden.golden_path(tmp_path / "net.onnx").write_text(json.dumps(about))
+    process = SimpleNamespace(
+        answer_name="probabilities", input_shape=(1, 4, 4, 3), answers=lambda image_HWC: np.array(answers)
+    )
+    monkeypatch.setattr(golden, "OnnxProcess", lambda path, num_bytes: nullcontext(process))
+    monkeypatch.setattr(golden, "data_files", lambda path: [])
+
+    if is_same:
+        assert golden.check(str(tmp_path / "net.onnx"))["max_rel_difference"] <= 1e-4
+    else:
+        with pytest.raises(CheckFailed, match=r"another class for 1 image of 1, the first a\.png"):
+            golden.check(str(tmp_path / "net.onnx"))
+
+
+@pytest.mark.parametrize("by_user", [None, 7])
+def test_a_process_for_an_onnx_file_writes_nothing_and_ends_in_time(monkeypatch, by_user):
+    """Seconds are of all its threads together; a limit that the user has set is never raised."""
+    resource = pytest.importorskip("resource")
+    pytest.importorskip("onnxruntime")
+    limits, opened = {}, []
+    of_user = resource.RLIM_INFINITY if by_user is None else by_user
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (of_user, of_user))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, both: limits.update({kind: both}))
+    monkeypatch.setattr(onnx_process, "cpu_count", lambda: 3)
+    monkeypatch.setattr(onnx_process, "OnnxSession", lambda path, *, num_threads: opened.append(num_threads))
+
+    onnx_process._open_within(100, 60, "x.onnx")
+
+    assert opened == [3]
+    assert limits[resource.RLIMIT_CPU] == ((180, 180) if by_user is None else (7, 7))
+    assert limits[resource.RLIMIT_FSIZE] == limits[resource.RLIMIT_CORE] == (0, 0)
+    if sys.platform == "linux" and by_user is None:  # its libraries, and 16 MB for the stack of each thread
+        most, _ = limits[resource.RLIMIT_AS]
+        assert 100 + 3 * 16 < most / 2**20 < 200_000 and most % resource.getpagesize() == 0
+    monkeypatch.setattr(onnx_process, "cpu_count", lambda: 64)
+    onnx_process._open_within(100, 60, "x.onnx")
+    assert opened[-1] == 8

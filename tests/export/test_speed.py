@@ -46,3 +46,11 @@ def test_the_median_is_of_the_runs_after_the_first(monkeypatch):
     monkeypatch.setattr(speed, "ENOUGH_S", -1.0)
 
     assert speed._medians({"exported": print}, torch.empty(0)) == {"exported": 2.0}
+
+
+def test_the_throughput_is_that_of_the_fastest_batch_size_and_the_latency_that_of_one_image():
+    assert speed._figures({1: 0.1, 8: 0.2, 32: 4.0}) == {
+        "latency_ms": 100.0,
+        "images_per_s": pytest.approx(40.0),
+        "batch_size": 8,
+    }

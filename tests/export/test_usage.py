@@ -9,8 +9,9 @@ import torch
 from PIL import Image
 
 from tests.export.test_export import GAP, NAMES, SIZE, bit, distance, hybrid, images, network, vit
-from vitcli.export.usage import HERE, how_to_load, on_the_hub
+from vitcli.export.usage import BEGIN, END, HERE, how_to_load, on_the_hub, replace_section
 from vitcli.models.architecture import Architecture
+from vitcli.weights.formats import caveats
 from vitcli.weights.io import write_weights
 
 
@@ -101,6 +102,7 @@ def test_features_are_features_in_all_three(tmp_path, monkeypatch):
         ("oxford_pets", "oxford_pets"),
         ("demo", "demo"),
         ("owner/name", "owner/name"),
+        ("animals/small/cats", "PATH/TO/cats"),
         ("vtab/caltech101", "vtab/caltech101"),
         ("s3://user:secret@bucket/shards", "s3://bucket/shards"),
     ],
@@ -122,6 +124,52 @@ def test_the_card_says_how_often_a_file_in_another_precision_gives_the_same_clas
 
     (shown,) = [line for line in card.splitlines() if "same class" in line] or [None]
     assert shown == (row and f"| same class | {row} of these images |")
+
+
+def test_the_card_says_what_the_conversion_may_have_lost():
+    speed = {"threads": 2, "exported": {"latency_ms": 12.34, "images_per_s": 81.0}}
+    speed |= {"pytorch": {"latency_ms": 20.0, "images_per_s": 1234.0}}
+    gate = {"drop": 0.0125, "highest_drop": 0.0307, "top1_exported": 0.8975, "num_images": 400}
+    result = {"out": "a/pets.onnx", "precision": "int8", "input": "pixels", "resolution": [32, 48]}
+    result |= {"num_images": 200, "max_rel_difference": 0.0712, "top1_agreement": 0.995, "gate": gate}
+    result |= {"speed": speed, "snippet": "run('a/pets.onnx')"}
+
+    lines = how_to_load(HERE, vit(), dataset=None, of_onnx=result).splitlines()
+
+    for line in (
+        "### pets.onnx",
+        "| outputs differ by | 0.071 of the largest, on 200 images |",
+        "| top-1 | 89.75% of 400 images; lost to the conversion 1.25%, at most 3.07% with 95 % confidence |",
+        "| onnxruntime | 12.3 ms an image, 81 images/s at best |",
+        "| PyTorch | 20 ms an image, 1.23e+03 images/s at best |",
+        "run('pets.onnx')",
+    ):
+        assert line in lines, line
+    assert any(line.startswith("| takes | images of 32x48 pixels, as bytes") for line in lines)
+
+
+def test_a_section_between_its_marks_is_replaced_and_all_else_is_kept():
+    old, new = (how_to_load(HERE, vit(), dataset=data) for data in ("demo", "oxford_pets"))
+    card = "# Mine\n\n{}\n\nmore of mine\n"
+
+    assert replace_section(card.format(old.rstrip()), new) == card.format(new.rstrip())
+    assert replace_section("# Mine\n", new) is None
+    assert replace_section(card.format(old + old), new) is None  # which of them is no guess of ours
+    assert replace_section(f"{BEGIN} a \\1 b {END}", f"{BEGIN} \\1 {END}") == f"{BEGIN} \\1 {END}"
+
+
+@pytest.mark.parametrize("num_classes", [0, 5])
+def test_what_the_libraries_do_otherwise_is_said_and_features_predict_nothing(num_classes):
+    num_caveats = 0
+    for arch in (vit(), vit(gelu="erf"), hybrid(), bit()):
+        arch = replace(arch, num_classes=num_classes)
+        lines = how_to_load(HERE, arch, dataset="demo").splitlines()
+        for caveat in caveats("timm", arch):
+            assert f"In timm and transformers, {caveat}." in lines
+            num_caveats += 1
+        assert ("vit predict --ckpt . IMAGES" in lines) == (num_classes > 0)
+        assert "vit evaluate --ckpt . --dataset demo" in lines
+    assert num_caveats
 
 
 def test_a_revision_is_part_of_every_name_on_the_hub():

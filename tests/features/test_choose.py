@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -154,6 +155,126 @@ def test_l2_has_the_most_rows_right_and_is_the_largest_of_equals():
         assert hits.tolist() == of_each[l2].tolist()
 
 
+def test_of_strengths_that_have_all_rows_right_the_largest_is_chosen():
+    labels, groups = np.arange(30) % 3, np.arange(30)
+    features = np.eye(3)[labels] * 50 + np.random.default_rng(0).normal(size=(30, 3))
+
+    for strengths in ((0.1, 1.0, 10.0), (10.0, 0.1, 1.0)):
+        l2, hits = left_out.left_out(features, LeftOutProblem(labels, groups, 3, strengths))
+        assert (l2, hits.sum()) == (10.0, 30)
+
+
+def test_rows_without_tokens_are_not_scored_and_the_others_by_queries_of_the_other_half(monkeypatch):
+    """Labels of chance, of which queries know other ones than those that they were taught by."""
+    rng = np.random.default_rng(3)
+    for name, value in (("EPOCHS", 6), ("LR", 0.1), ("WEIGHT_DECAY", 0.0)):
+        monkeypatch.setattr(attentive, name, value)
+    labels, has_tokens = rng.integers(0, 2, 40), np.arange(40) % 4 > 0
+    tokens = rng.normal(size=(40, 9, 12)).astype(np.float32)
+    features = SimpleNamespace(has_tokens_N=has_tokens, read_tokens=lambda: tokens[has_tokens])
+    problem, epochs = LeftOutProblem(labels, np.arange(40), 2, (1.0, 1e4)), []
+
+    combination = Combination("attentive", (6,))
+    found = left_out.score(features, combination, problem, ckpt=3, on_epoch=lambda: epochs.append(1))
+
+    tokens, labels, problem = tokens[has_tokens], labels[has_tokens], problem.part(has_tokens)
+    half, l2 = attentive.halves(labels, np.arange(30)), []
+    expected, of_taught = np.zeros((2, 30), dtype=bool)
+    for learnt in (0, 1):
+        queries = attentive.learn_queries(tokens, labels, np.flatnonzero(half == learnt), num_classes=2)
+        chosen, hits = left_out.left_out(queries.pool(tokens), problem, half == 1 - learnt)
+        expected[half != learnt] = hits[half != learnt]
+        of_taught |= left_out.left_out(queries.pool(tokens), problem, half == learnt)[1]
+        l2.append(chosen)
+    assert found.scored_N.tolist() == has_tokens.tolist() and not found.hits_N[~has_tokens].any()
+    assert found.hits_N[has_tokens].tolist() == expected.tolist()
+    assert expected.tolist() != of_taught.tolist()
+    assert (found.l2, found.ckpt, found.num_features, len(epochs)) == (tuple(l2), 3, 4 * 12, 2 * 6)
+
+
+@pytest.mark.parametrize("pooling", ["token", "attentive"])
+def test_a_choice_is_scored_on_tests_by_a_fit_to_all_rows_with_its_own_strength(pooling):
+    rng = np.random.default_rng(4)
+    labels, tests = rng.integers(0, 2, 20), rng.integers(0, 2, 30)
+    features, features_of_tests = rng.normal(size=(20, 3)) + labels[:, None], rng.normal(size=(30, 3))
+    features_of_tests[::2] += tests[::2, None]
+    has_tokens = np.arange(30) % 3 > 0
+    train = SimpleNamespace(
+        read=lambda combination: features, has_tokens_N=np.ones(20, bool),
+        read_tokens=lambda: np.repeat(features[:, None], 2, axis=1).astype(np.float32),
+    )  # fmt: skip
+    new = SimpleNamespace(
+        read=lambda combination: features_of_tests, has_tokens_N=has_tokens,
+        read_tokens=lambda: np.repeat(features_of_tests[has_tokens, None], 2, axis=1).astype(np.float32),
+    )  # fmt: skip
+
+    def hits(l2: float) -> list[bool]:
+        nothing = np.zeros(20, bool)
+        chosen = LeftOutScore(0, Combination(pooling, (1,)), 3, (l2, 1.0), nothing, nothing)
+        problem = LeftOutProblem(labels, np.arange(20), 2)
+        return left_out.hits_on(chosen, train, problem, new, tests).tolist()
+
+    # By hand. All tokens of an image are equal, so each of four queries pools them to that token.
+    is_counted, copies = has_tokens, 4
+    if pooling == "token":
+        is_counted, copies = np.ones(30, bool), 1
+    mean, std = features.mean(axis=0), features.std(axis=0)
+    inputs, inputs_of_tests = (
+        np.hstack([*[(each - mean) / std] * copies, np.full((len(each), 1), 100.0)])
+        for each in (features, features_of_tests[is_counted])
+    )
+    found = {l2: hits(l2) for l2 in (1.0, 1e4)}
+    for l2, right in found.items():
+        gram = inputs.T @ inputs + l2 * np.eye(inputs.shape[1])
+        weights = np.linalg.solve(gram, inputs.T @ (2.0 * np.eye(2)[labels] - 1))
+        assert right == ((inputs_of_tests @ weights).argmax(axis=1) == tests[is_counted]).tolist()
+    assert found[1.0] != found[1e4]
+
+
+def test_layers_are_fused_from_the_last_down_until_there_are_few_enough_features():
+    def fused(num_layers: int, width: int) -> tuple[int, ...]:
+        numbers = tuple(range(1, num_layers + 1))
+        parts = [(name, layer, width) for layer in numbers for name in ("token", "mean")]
+        return layers._fused(SimpleNamespace(layers=numbers, parts=[*parts, ("head", num_layers, 7)]))
+
+    assert fused(12, 192) == tuple(range(1, 13))  # 4,608 of 6,144
+    assert fused(12, 768) == (3, 6, 9, 12)  # 1,536 each
+    assert fused(24, 1024) == (8, 16, 24) and fused(8, 384) == tuple(range(1, 9))
+
+
+def test_a_large_group_counts_as_many_rows_as_it_has():
+    groups = np.concatenate([np.zeros(12, int), np.arange(1, 13)])
+
+    half = attentive.halves(np.zeros(24, int), groups)
+    assert np.bincount(half).tolist() == [12, 12]
+
+
+def test_tokens_are_standardised_by_those_that_queries_are_learnt_from():
+    tokens = (7 + 2 * np.random.default_rng(0).normal(size=(90, 3, 4))).astype(np.float32)
+    rows = np.arange(5, 80)  # more than a batch
+
+    queries = attentive.learn_queries(tokens, np.arange(90) % 2, rows, num_classes=2)
+
+    of_rows_XD = tokens[rows].reshape(-1, 4).astype(np.float64)
+    np.testing.assert_allclose(queries.mean_D, of_rows_XD.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(queries.std_D, of_rows_XD.std(axis=0) + 1e-5, rtol=1e-6)
+    standardised_MTD = (tokens - queries.mean_D.numpy()) / queries.std_D.numpy()
+    weights_MTQ = np.exp(standardised_MTD @ queries.queries_QD.numpy().T / 2)  # 2 is the root of the width
+    weights_MTQ /= weights_MTQ.sum(axis=1, keepdims=True)
+    pooled = np.einsum("mtq,mtd->mqd", weights_MTQ, standardised_MTD).reshape(90, -1)
+    np.testing.assert_allclose(queries.pool(tokens), pooled, atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [1, 30, 99])
+def test_rows_are_drawn_once_each_and_in_ascending_order(most):
+    drawn = layers.sampled_rows(100, most)
+
+    assert len(drawn) == most and (np.diff(drawn) > 0).all() and set(drawn) <= set(range(100))
+    assert drawn.tolist() == layers.sampled_rows(100, most).tolist() != list(range(most))
+    for all_of_them in (100, 101):
+        assert layers.sampled_rows(100, all_of_them).tolist() == list(range(100))
+
+
 def test_ties_are_what_mcnemars_test_does_not_tell_from_the_best():
     everything = np.ones(40, dtype=bool)
     hits = np.arange(40) < 30
@@ -168,6 +289,24 @@ def test_ties_are_what_mcnemars_test_does_not_tell_from_the_best():
     some = np.arange(40) >= 20  # 10 and 2 of these right: the other rows say nothing
     assert left_out.against(best, score(far.hits_N & some, some)) == mcnemar(8, 0)
     assert score(hits & some, some).accuracy == 0.5
+
+
+@pytest.mark.parametrize(("num_lost", "is_tie"), [(5, True), (6, False)])
+def test_a_layer_that_loses_five_images_alone_is_a_tie_and_one_that_loses_six_is_none(num_lost, is_tie):
+    """By tosses of a coin: all five on one side have a p of 2 / 2^5, 0.0625, and all six of 0.03125."""
+    everything = np.ones(40, dtype=bool)
+
+    def score(layer: int, lost: int) -> LeftOutScore:
+        return LeftOutScore(0, Combination("token", (layer,)), 4, (1.0,), everything, np.arange(40) >= lost)
+
+    backbone = SimpleNamespace(
+        about={"ckpt": "demo"}, layout=SimpleNamespace(num_layers=6), speed=speed_of(6)
+    )
+    best, other = score(6, 0), score(2, num_lost)
+    advice = choose._layer_advice([backbone], [best, other], best)
+
+    assert (advice is not None) == is_tie
+    assert left_out.against(best, other) == pytest.approx(2 / 2**num_lost)
 
 
 def test_queries_do_not_see_the_labels_that_they_are_scored_by():

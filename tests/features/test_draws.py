@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import SHARED
-from vitcli.errors import VitError
+from vitcli.errors import DataError, VitError
 from vitcli.features import classifiers, least_squares
 from vitcli.features import draws as features_draws
 from vitcli.features.draws import FewshotProblem, mean_and_std
@@ -225,8 +225,10 @@ def test_the_nearest_mean_is_that_of_unit_features():
     cosines = [[m @ t / np.linalg.norm(m) / np.linalg.norm(t) for m in means] for t in tests.astype(float)]
 
     ours, _ = classifiers.nearest_mean(known, labels, tests, num_classes=5, groups_N=None)  # class 4 is empty
+    away, _ = classifiers.nearest_mean(known, labels, -tests, num_classes=5, groups_N=None)
 
     assert ours.tolist() == np.argmax(cosines, axis=1).tolist()
+    assert away.tolist() == np.argmin(cosines, axis=1).tolist()  # all cosines are below 0
 
 
 def test_logistic_regression_is_scikit_learn_s_on_standardised_rows():
@@ -284,3 +286,44 @@ def test_three_far_neighbours_outvote_two_near_ones():
 
     votes = classifiers._votes(points, labels_N, points[:1], [2, 5], num_classes=2, left_out_N=None)
     assert {count: classes.tolist() for count, classes in votes.items()} == {2: [0], 5: [1]}
+
+
+def test_logistic_regression_of_one_class_says_that_class():
+    known, tests = np.random.default_rng(0).normal(size=(5, 3)), np.ones((4, 3))
+
+    found, strength = classifiers.logistic(known, np.full(5, 2), tests, num_classes=4, groups_N=None)
+    assert found.tolist() == [2] * 4 and strength == 1.0
+
+
+@pytest.mark.parametrize(("distance", "chosen"), [(8.0, {100.0}), (0.0, {1e-3, 1e-2})])
+def test_classes_far_apart_need_no_regularisation_and_noise_all_there_is(distance, chosen):
+    pytest.importorskip("sklearn")
+    labels = np.arange(40) % 2
+    known = np.random.default_rng(0).normal(size=(40, 6)) + distance * labels[:, None]
+
+    assert classifiers.logistic(known, labels, known[:1], num_classes=2, groups_N=None)[1] in chosen
+
+
+def test_the_sweep_has_every_power_of_two_of_the_authors():
+    assert [np.log2(l2) for l2 in features_draws.SWEEP] == [*range(-10, 20)]
+
+
+def test_a_draw_that_is_named_twice_is_refused(tmp_path):
+    (tmp_path / "d.json").write_text('{"0": {"1": [0, 1], "01": [2, 3]}}')
+    with pytest.raises(DataError, match="names seed 0, 01 shots twice"):
+        features_draws.read_draws(str(tmp_path / "d.json"), np.array([0, 1, 0, 1]), ["a", "b"])
+
+    (tmp_path / "d.json").write_text('{"0": {"1": [2, 3]}, "7": {"1": [0, 1]}}')
+    found = features_draws.read_draws(str(tmp_path / "d.json"), np.array([0, 1, 0, 1]), ["a", "b"])
+    assert features_draws.as_json(found) == {"0": {"1": [2, 3]}, "7": {"1": [0, 1]}}
+    assert features_draws.drawn_rows(found).tolist() == [0, 1, 2, 3]
+
+
+def test_where_each_class_is_one_group_the_authors_l2_is_taken():
+    known, labels = clusters(20)
+    problem = FewshotProblem(known.__getitem__, labels, known, labels, num_classes=4, groups_N=labels)
+
+    scores = features_draws.score_draws(
+        problem, {0: {5: np.arange(20)}}, classifier="least-squares", l2="sweep"
+    )
+    assert scores[5][0].chosen == 1024.0

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from tests.conftest import run
 from vitcli.errors import DataError
@@ -136,6 +137,10 @@ def test_a_flat_curve_is_near_its_floor_and_a_steep_one_is_not():
     assert steep["predictions"]["10"]["accuracy"] > 0.99
     assert perfect["near_floor"] and perfect["predictions"]["2"]["low"] > 0.99
     assert not forecast(points_of({n: [40 / n] for n in sizes}), num_tests=1000)["near_floor"]
+    # Twice the images bring 1.5 % of 3 %, ten times more than 2 %.
+    slow = forecast(points_of({n: [12 / n] for n in sizes}), num_tests=1000)
+    gains = {times: slow["predictions"][times]["accuracy"] - 0.97 for times in ("2", "10")}
+    assert gains["2"] < 0.02 < gains["10"] and not slow["near_floor"]
     early = forecast(points_of({n: [0.51] for n in sizes}), num_tests=1000)
     assert early["too_early"] and not flat["too_early"]
     assert "too early for a curve" in forecasts.as_pairs(early)[-1][1]
@@ -144,6 +149,41 @@ def test_a_flat_curve_is_near_its_floor_and_a_steep_one_is_not():
         assert all(one["low"] <= one["accuracy"] <= one["high"] for one in result["predictions"].values())
         json.dumps(result, allow_nan=False)
         forecasts.figure(result)
+
+
+def test_of_ten_later_accuracies_eight_are_within_the_interval_by_the_mixture_itself():
+    points = random_points(np.random.default_rng(5))
+    predictions = forecast(points, num_tests=400)["predictions"].values()
+    fit = forecasts._fit(points, 400, (2, 5, 10))
+
+    for number, one in enumerate(predictions):
+        for key, below in (("low", 0.1), ("accuracy", 0.5), ("high", 0.9)):
+            errors_G = norm.sf(1 - one[key], fit.means_GP[:, number], fit.stds_GP[:, number])
+            assert (fit.weights_G * errors_G).sum() == pytest.approx(below, abs=0.015)
+
+
+def test_the_deviation_of_a_point_is_that_of_a_sample_and_of_one_draw_unknown():
+    points = points_of({50: [0.2, 0.3, 0.4], 70: [0.2, 0.2, 0.2], 100: [0.2]})
+
+    found = forecast(points, num_tests=100)["points"]
+    assert [point["std"] for point in found] == [pytest.approx(0.1), pytest.approx(0.0), None]
+    assert [(point["images"], point["draws"]) for point in found] == [(50, 3), (70, 3), (100, 1)]
+    assert [point["accuracy"] for point in found] == pytest.approx([0.7, 0.8, 0.8])
+
+
+@pytest.mark.parametrize(("num_tests", "is_told"), [(49, False), (50, True)])
+def test_few_test_images_tell_nothing_of_the_floor(num_tests, is_told):
+    points = points_of({n: [20 / n] for n in (100, 141, 200)})
+
+    text = " ".join(line for _, line in forecasts.as_pairs(forecast(points, num_tests=num_tests)))
+    assert ("any number of images" in text) == is_told
+    assert ("too few to tell how near the floor is" in text) == (not is_told)
+
+
+def test_four_images_a_class_in_the_mean_are_enough():
+    draws = curve_draws(np.array([0] * 6 + [1] * 2), num_classes=2, rows_N=np.arange(8))
+
+    assert len(draws) == 10 and max(draws[0]) == 8
 
 
 def test_three_images_a_class_are_too_few():

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -515,3 +516,30 @@ def test_groups_that_just_fill_the_shots_are_all_drawn(shots, num_rows):
     draw = {"num_classes": 1, "shots": [shots], "seed": 0, "groups_N": np.repeat(np.arange(3), 2)}
 
     assert len(draw_shots(np.zeros(6, dtype=int), **draw)[shots]) == num_rows
+
+
+def test_of_accuracies_that_differ_by_rounding_the_largest_l2_is_chosen(monkeypatch):
+    monkeypatch.setattr(least_squares, "left_out_accuracies", lambda solution: np.array([0.3, 0.1 + 0.2]))
+
+    assert choose_l2(SimpleNamespace(l2=(8.0, 1.0))) == 0 and 0.1 + 0.2 > 0.3
+    assert choose_l2(SimpleNamespace(l2=(1.0, 8.0))) == 1
+
+
+def test_an_l2_within_the_rounding_of_the_largest_eigenvalue_is_refused():
+    """Of a hundred eigenvalues up to 1: 100 times the distance of 1 to the next number, 2.2e-14."""
+    eigenvalues = np.linspace(0, 1, 100)
+
+    least_squares._check_l2([2.3e-14], eigenvalues)
+    with pytest.raises(
+        VitError, match=r"l2 of 2\.2e-14 is lost in the rounding errors of this problem, about 2e-14"
+    ):
+        least_squares._check_l2([2.2e-14], eigenvalues)
+    least_squares._check_l2([1e-15], eigenvalues + 0.1)
+
+
+def test_parts_are_consecutive_and_end_with_the_last_row(monkeypatch):
+    monkeypatch.setattr(least_squares, "CHUNK_VALUES", 12)
+
+    found = [(part.start, part.stop) for part in least_squares.parts(10, 3)]
+    assert found == [(0, 4), (4, 8), (8, 10)]
+    assert [part.stop for part in least_squares.parts(2, 100)] == [1, 2]

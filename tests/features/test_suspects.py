@@ -12,7 +12,9 @@ from tests.conftest import REPOSITORY, run
 from vitcli.errors import DataError
 from vitcli.features import suspects
 from vitcli.features.least_squares import BIAS, left_out_scores, solve
-from vitcli.features.suspects import PRIOR, find_suspects, log_probabilities, nearest_rows
+from vitcli.features.suspects import find_suspects, log_probabilities, nearest_rows
+
+PRIOR = 50.0  # images that the ideal mean of a class counts as, for one that has few
 
 
 def blobs(rng: np.random.Generator, sizes: tuple[int, ...], width: int, spread: float = 1.0):
@@ -215,3 +217,15 @@ def test_features_that_know_fewer_than_four_in_five_images_name_no_label(top1, n
 
     judged = suspects.by_left_out_scores(np.arange(60), scores_NK, labels_N, l2=1.0, top1=top1)
     assert (judged.rows_N[0], judged.other_N[0], judged.num_named) == (7, 1, named)
+
+
+@pytest.mark.parametrize(("top1", "are_named"), [(0.8, True), (0.79, False)])
+def test_a_label_is_named_below_five_percent_by_features_that_know_the_classes(top1, are_named):
+    labels_N = np.arange(200) % 2
+    scores_NK = np.random.default_rng(0).normal(size=(200, 2)) + 1.5 * np.eye(2)[labels_N]
+
+    found = suspects.by_left_out_scores(np.arange(200), scores_NK, labels_N, l2=1.0, top1=top1)
+
+    assert found.num_named == (found.label_N < 0.05).sum() * are_named
+    assert ((found.label_N >= 0.05) & (found.label_N < 0.1)).any() and found.label_N[0] < 0.05
+    assert (np.diff(found.label_N) >= 0).all() and (found.l2, found.top1) == (1.0, top1)

@@ -10,6 +10,7 @@ from PIL import Image
 
 from tests.conftest import run
 from vitcli.data import demo
+from vitcli.data.dataset import DataSet
 
 PLANTED = {"plain star/000.png": "striped ring", "dotted ring/004.png": "plain star"}
 NAMES = ("plain star", "dotted ring", "striped ring")
@@ -177,7 +178,12 @@ def test_unreadable_files_and_copies_are_named_beside_the_suspects(shapes, tmp_p
     assert all(f"copy of {min(pair, key=len)}" in pair for pair in pairs) and result["num_same_file"] == 10
     assert [finding["name"] for finding in result["findings"]][:2] == ["unreadable_images", "copies_within"]
     assert "broken0.jpg" in result["findings"][0]["text"] and result["error"]["code"] == 3
-    assert result["suspects"]["num_checked"] == 48 + 10
+    assert result["suspects"]["num_checked"] == 48 + 10 and result["suspects"]["num_only_of_class"] == 0
+    # Rows are those of the split, of which the broken files are some.
+    split = DataSet(str(root)).open("train")
+    for each in result["suspects"]["listed"]:
+        for record in (each, *each["neighbours"]):
+            assert split.where_is(record["row"]).endswith(record["place"])
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 import json
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from tests.conftest import SHARED
-from vitcli.inspection import analysis
+from vitcli.inspection import analysis, collect
 
 GOLDEN = SHARED / "golden"
 CASES = json.loads((GOLDEN / "attention.json").read_text()) if GOLDEN.is_dir() else {}
@@ -294,3 +295,25 @@ def test_a_rollout_goes_from_the_last_layer_to_the_first():
     # What token i has of token k goes through each token j of the layer between.
     by_hand = torch.einsum("ij,jk->ik", second[0].mean(dim=0), first[0].mean(dim=0))
     torch.testing.assert_close(rolled[0], by_hand)
+
+
+@pytest.mark.parametrize(("num_prefix", "renormalise"), [(1, False), (5, False), (0, False), (5, True)])
+def test_uniform_attention_is_given_to_every_token_and_looks_nowhere_at_those_before_the_patches(
+    num_prefix, renormalise
+):
+    """Such as a class token and four registers, which have no place in the image."""
+    grid, patch_size = (2, 3), 4
+    layout = SimpleNamespace(grid=grid, patch_size=patch_size, num_prefix=num_prefix, has_class_token=True)
+    distance_nLA = torch.rand(3, 2, 4, dtype=torch.float64)
+
+    numbers, arrays = collect._distance(
+        SimpleNamespace(distance_nLA=distance_nLA), layout, SimpleNamespace(renormalise=renormalise)
+    )
+
+    places = np.array([(4 * row, 4 * column) for row in range(2) for column in range(3)], dtype=float)
+    mean = np.linalg.norm(places[:, None] - places, axis=-1).mean()
+    assert numbers["uniform"] == pytest.approx(mean if renormalise else mean * 6 / (6 + num_prefix))
+    np.testing.assert_allclose(numbers["mean"], distance_nLA.numpy().mean(axis=0))
+    np.testing.assert_allclose(numbers["by_layer"], distance_nLA.numpy().mean(axis=(0, 2)))
+    np.testing.assert_allclose(numbers["std_over_images"], distance_nLA.numpy().std(axis=0, ddof=1))
+    assert numbers["prefix_tokens"] == num_prefix and arrays["attention_distance"] is distance_nLA

@@ -87,7 +87,7 @@ def test_the_overlay_keeps_what_counts_and_darkens_the_rest():
     assert shown[-1, -1].tolist() == [200] * 3 and shown[0, 0].tolist() == [30] * 3
 
 
-def test_the_head_of_a_few_shot_run_has_the_scores_of_the_closed_form():
+def test_the_head_of_a_few_shot_run_has_the_scores_of_the_closed_form(monkeypatch):
     rng, weights = np.random.default_rng(0), read_weights("demo", quiet=True)
     model, _, _ = load(weights)
     width = model.num_features
@@ -104,6 +104,21 @@ def test_the_head_of_a_few_shot_run_has_the_scores_of_the_closed_form():
     scale = logits[0, 0] / scores[0, 0]
     assert scale > 0 and arch.num_classes == 3 and changed.class_names == ("a", "b", "c")
     np.testing.assert_allclose(logits, scale * scores, atol=1e-4 * np.abs(logits).max())
+
+    # The runner-up is the likeliest of the other classes, and the lead that over it.
+    influences_of = []
+    monkeypatch.setattr(why, "_reasons", lambda values_N, *_: influences_of.append(values_N))
+    training = SimpleNamespace(layer="pre_logits", solution=solution)
+    for answer in range(3):
+        others = [k for k in range(3) if k != answer]
+        second = max(others, key=lambda k: logits[0, k])
+        found = why._why(model, images[:1], answer, training, ("a", "b", "c"), None)
+        assert (found["class"], found["runner_up"]) == ("abc"[answer], "abc"[second])
+        lead = scores[0, answer] - scores[0, second]
+        assert found["closed_form"] == {
+            "class": "abc"[scores[0].argmax()],
+            "lead": pytest.approx(lead, rel=1e-5, abs=1e-6),
+        }
 
 
 def test_a_few_shot_run_answers_with_the_influences_of_refits(home, images):

@@ -113,6 +113,9 @@ def test_drawn_alone_a_picture_has_one_corruption_in_every_batch_and_leaves_the_
         assert torch.equal(together.is_masked_BM[i], alone.is_masked_BM[0])
         assert torch.equal(together.sources_BM[i] - 16 * i, alone.sources_BM[0])
         assert set(alone.sources_BM[0].tolist()) <= set(range(16))
+        of_seed = draw(1, 16, counts, torch.Generator().manual_seed(seed))
+        assert all(map(torch.equal, alone, of_seed))
+    assert len({tuple(places) for places in together.places_BM.tolist()}) == 3
 
 
 def test_embeddings_become_the_mask_the_other_patch_or_themselves():

@@ -15,16 +15,19 @@ from vitcli.output.text import (
     Verbatim,
     accuracy_text,
     brief,
+    bytes_text,
     commands,
     compute_text,
     count_of,
     csv_text,
     duration,
     first_few,
+    fold_notes,
     interval_text,
     json_of,
     json_text,
     pairs,
+    seen_notes,
     short_paths,
     within,
 )
@@ -83,7 +86,20 @@ def test_one_is_singular():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0 s"), (7.26, "7.3 s"), (42, "42 s"), (120, "2 min"), (12_000, "3 h 20 min"), (None, "")],
+    [
+        (0.04, "0.0 s"),
+        (7.26, "7.3 s"),
+        (10, "10 s"),
+        (42, "42 s"),
+        (89.4, "89 s"),
+        (90.1, "2 min"),
+        (120, "2 min"),
+        (89 * 60 + 29, "89 min"),
+        (89 * 60 + 31, "1 h 30 min"),
+        (119 * 60 + 40, "2 h 00 min"),
+        (12_000, "3 h 20 min"),
+        (None, ""),
+    ],
 )
 def test_a_duration_has_the_unit_a_person_would_take(seconds, text):
     assert duration(seconds) == text
@@ -199,3 +215,39 @@ def test_a_list_of_names_says_how_many_more_there_are_also_of_those_that_were_ne
     assert first_few(["a", "b"]) == "a, b" == first_few(["a", "b"], total=2)
     assert first_few(list("abcdefg")) == "a, b, c, d, e and 2 more"
     assert first_few(["a", "b", "c"], 2, total=5000) == "a, b and 4,998 more"
+
+
+@pytest.mark.parametrize(
+    ("by_groups", "at_random", "points"), [(0.8125, 0.9, "+8.8"), (0.9, 0.88, "-2.0"), (0.5, 0.5, "+0.0")]
+)
+def test_folds_say_what_a_random_split_would_have_flattered_by(by_groups, at_random, points):
+    frozen = {"by_groups": by_groups, "at_random": at_random}
+    folds = {"num_groups": 1234, "group_column": "patient", "frozen": frozen}
+
+    groups, flattery = fold_notes({"folds": folds})
+
+    assert groups == "1,234 groups of patient, none of them on both sides of a fold"
+    assert f"{at_random:.2%} on random folds, {by_groups:.2%} on these" in flattery
+    assert flattery.endswith(f"({points} points by a random split)")
+    assert len(fold_notes({"folds": folds | {"frozen": None}})) == 1
+    assert fold_notes({}) == fold_notes({"folds": folds | {"num_groups": None}}) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0.0 KiB"), (1536, "1.5 KiB"), (2**20 - 1, "1,024.0 KiB"), (2**20, "1.0 MiB"),
+        (2**30 - 1, "1,024.0 MiB"), (2**30, "1.0 GiB"), (5_000 * 2**30, "5,000.0 GiB"),
+    ],
+)  # fmt: skip
+def test_a_size_has_the_unit_of_which_it_has_one_at_least(number, text):
+    assert bytes_text(number) == text
+
+
+def test_images_that_a_checkpoint_had_seen_make_an_accuracy_too_high():
+    (held_out,) = seen_notes({"num_held_out_seen": 1_234, "num_eval_examples": 5_000})
+    assert held_out.startswith("1,234 of 5,000 held-out images had been trained on by the checkpoint")
+    assert seen_notes({"num_held_out_seen": 3})[0].startswith("3 had been trained on")
+    (choice,) = seen_notes({"num_choice_seen": 1, "num_held_out_seen": 0})
+    assert choice == "1 image to choose by had been trained on by the checkpoint already"
+    assert seen_notes({}) == []

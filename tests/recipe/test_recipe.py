@@ -400,6 +400,8 @@ def test_a_run_shorter_than_its_warmup_keeps_the_fraction_that_the_recipe_has(na
     values = recipe.merge(name, (), {"schedule.steps": steps}).values
 
     assert (values["schedule.steps"], values["schedule.warmup"]) == (steps, warmup)
+    given = recipe.merge(name, (), {"schedule.steps": steps, "schedule.warmup": 501})
+    assert given.values["schedule.warmup"] == 501 and given.notes == []  # refused later if it does not fit
 
 
 def test_256_combinations_may_be_chosen_from_and_no_more():

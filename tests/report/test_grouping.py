@@ -1,6 +1,7 @@
 """Which results share a cell of a report, and what columns and rows are called."""
 
 import statistics
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,6 +80,26 @@ def test_one_model_from_two_checkpoints_is_two_columns_even_on_other_data():
     found = columns(entry("a", ckpt="x/jft.npz"), entry("b", row=("cifar10", "test"), ckpt="x/i21k.npz"))
 
     assert found == [("ViT-B/16", "from i21k.npz, 384 px"), ("ViT-B/16", "from jft.npz, 384 px")]
+
+
+def test_a_size_is_that_of_the_pixels_and_a_key_that_is_not_set_has_no_name():
+    """Both recipes take the size of their weights, and only one has a momentum."""
+    of_weights = [replace(entry(name, data__image_size="weights"), resolution=side)
+                  for name, side in (("a", 384), ("b", 224))]  # fmt: skip
+    assert sorted(columns(*of_weights)) == [("ViT-B/16", "224 px"), ("ViT-B/16", "384 px")]
+
+    without = entry("b")
+    without = replace(without, recipe={k: v for k, v in without.recipe.items() if k != "optimizer.momentum"})
+    assert sorted(columns(entry("a"), without)) == [
+        ("ViT-B/16", "384 px"),
+        ("ViT-B/16", "384 px, momentum 0.9"),
+    ]
+
+
+def test_a_network_that_starts_from_nothing_says_so_beside_one_that_does_not():
+    found = columns(entry("a"), entry("b", ckpt=None))
+
+    assert sorted(found) == [("ViT-B/16", "from b16, 384 px"), ("ViT-B/16", "from fresh weights, 384 px")]
 
 
 def test_a_run_that_goes_on_divides_no_column_and_is_not_counted():
@@ -166,10 +187,14 @@ def test_every_run_of_pooled_cells_counts_once():
 
 
 def test_the_smallest_error_is_that_of_a_run_whose_start_had_not_seen_the_images():
-    def record(mae: float, num_seen: int) -> SimpleNamespace:
-        summary = SimpleNamespace(target="age", split="test", mae=mae, num_held_out_seen=num_seen)
+    def record(mae: float, num_seen: int, target: str = "age", split: str = "test") -> SimpleNamespace:
+        summary = SimpleNamespace(target=target, split=split, mae=mae, num_held_out_seen=num_seen)
         return SimpleNamespace(summary=summary, dataset="faces", images="the same")
 
     names = SimpleNamespace(data=str)
     assert regression._best([record(3.0, 0), record(1.0, 7), record(2.0, 0)], names) == {2}
     assert regression._best([record(3.0, 0), record(1.0, 7)], names) == set()
+    # Only errors of one number on the same images are compared, as they are shown.
+    others = [record(30.0, 0, "weight"), record(40.0, 0, "weight"), record(0.1, 0, split="dev")]
+    assert regression._best([record(3.0, 0), record(2.0, 0), *others], names) == {1, 2}
+    assert regression._best([record(2.00001, 0), record(2.0, 0), record(2.1, 0)], names) == {0, 1}

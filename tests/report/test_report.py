@@ -76,7 +76,7 @@ def test_networks_with_their_compute_as_in_table_6(runs):
 
 def test_pre_training_compute_stands_beside_when_its_run_is_reported_too(tmp_path):
     before = made.pretrained(tmp_path / "before", model="ViT-B/16")
-    made.finetuned(tmp_path / "after", 0.9, ckpt=str(before))
+    made.finetuned(tmp_path / "after", 0.9, ckpt=f"{before}/../before")
 
     result = run("report", tmp_path, "--json").json
 
@@ -142,6 +142,8 @@ def test_a_run_under_way_tells_its_step(tmp_path):
         "running",
         "80 s",
     ]  # 320 steps of 0.25 s
+    assert re.fullmatch(r"\d\.\d{4}", texts(result, "progress")[0][5])
+    assert table(result, "progress")["rows"][0]["cells"][0]["value"] == 180 / 500
     assert {one["table"] for one in result["tables"]} == {"progress"}  # it has no result yet
 
 
@@ -175,7 +177,8 @@ def test_whether_a_run_lives_is_told_by_its_lock_file_on_this_machine(tmp_path, 
     folder = made.finetuned(tmp_path / "going", is_finished=False, step=180)
     (folder / ".vit.lock").write_text(owner)
 
-    assert texts(run("report", folder, "--json").json, "progress")[0][3] == told
+    row = texts(run("report", folder, "--json").json, "progress")[0]
+    assert row[3] == told and row[4] == (None if told == "stopped" else "80 s")  # until when nobody can say
 
 
 @pytest.mark.parametrize(
@@ -390,7 +393,18 @@ def test_vtab_is_one_row_and_its_tasks_a_table(tmp_path):
         ["eurosat", "specialized", "90.00"],
         ["svhn", "natural", None],
     ]
+    assert texts(result, "vtab")[3:] == [["VTAB", "mean of 19 tasks", "2 of 19 tasks"]]
     assert texts(result, "compute")[0][-1] == "0.025"  # of both tasks that ran
+
+    # Of all tasks the score is their mean, and not that of a group.
+    summary = json.loads((tmp_path / "vtab/summary.json").read_text())
+    whole = {"top1": 0.8123, "groups": {"natural": 0.7, "specialized": 0.9}}
+    (tmp_path / "vtab/summary.json").write_text(json.dumps(summary | whole))
+    assert texts(run("report", tmp_path, "--json").json, "vtab")[3:] == [
+        ["natural", "mean of the group", "70.00"],
+        ["specialized", "mean of the group", "90.00"],
+        ["VTAB", "mean of 19 tasks", "81.23"],
+    ]
 
 
 def test_predicted_numbers_have_a_table_with_intervals_and_no_accuracy(tmp_path):

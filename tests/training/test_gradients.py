@@ -102,6 +102,16 @@ def test_any_number_of_parts_adds_up(num_parts):
     )
 
 
+def test_what_is_left_of_a_tree_is_added_from_the_right():
+    """Of seven parts four, two and one: ((0 + 1) + (2 + 3)) + ((4 + 5) + 6)."""
+    g = [grads[1] for grads in leaves(7)]
+    other_order = (((g[0] + g[1]) + (g[2] + g[3])) + (g[4] + g[5])) + g[6]
+
+    found = alone(leaves(7))[1]
+    assert torch.equal(found, ((g[0] + g[1]) + (g[2] + g[3])) + ((g[4] + g[5]) + g[6]))
+    assert not torch.equal(found, other_order)
+
+
 def test_a_parameter_without_a_gradient_counts_as_zero():
     model = nn.ParameterList([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))])
     total = PairwiseSum(model, SimpleNamespace(world_size=1), parts=2)
@@ -154,6 +164,14 @@ def test_what_is_advised_for_an_exact_sum_works():
                 better["world_size" if option == "num-processes" else "per_device_batch"] = int(value)
                 check_parts(batch_size, **better)
                 assert batch_size % (better["per_device_batch"] * better["world_size"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "cap", "size"),
+    [(32, 8, 8), (48, 32, 24), (96, 64, 48), (7, 8, 7), (50, 8, 5), (50, 30, 25), (13, 5, 1), (4096, 64, 64)],
+)
+def test_a_part_is_the_largest_that_leaves_a_tree_and_else_the_largest_that_divides(batch_size, cap, size):
+    assert exact_per_device_batch(batch_size, cap=cap) == size
 
 
 def test_the_size_of_a_part_does_not_depend_on_the_number_of_processes_and_leaves_a_tree():

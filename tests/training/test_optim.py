@@ -175,7 +175,7 @@ def test_adam_steps_are_those_of_the_formula_with_decay_apart_from_the_gradient(
         0.01,
         0.3,
         (0.9, 0.99),
-        1e-8,
+        0.05,  # large enough to show
     )
     model = one_weight(start)
     optimizer = build_optimizer(

@@ -16,6 +16,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -359,3 +360,32 @@ def test_a_computation_waits_for_its_batch_whose_memory_stays_until_the_computat
 
     assert uploads("images", "labels") == [copy, copy]
     assert events == ["copy images", "copy labels", "waits for copies", True, True]
+
+
+@pytest.mark.parametrize("scale", [1.0, 255])
+def test_a_constant_is_a_float32_product_of_float32_numbers(scale):
+    """0.224 is of those whose product differs in its last bit if it is rounded once, afterwards."""
+    values = (0.485, 0.456, 0.406, 0.229, 0.224, 0.225, 0.4082)
+
+    found = transfer.constant(values, torch.device("cpu"), scale=scale)
+
+    expected = np.array(values, np.float32) * np.float32(scale)
+    assert found.dtype == torch.float32 and found.tolist() == expected.tolist()
+    assert (expected != (np.array(values) * scale).astype(np.float32)).any() == (scale == 255)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("mps", torch.float32), ("xpu", torch.float64)])
+def test_a_device_without_float64_is_given_float32(kind, dtype):
+    sent = []
+
+    class Stand(SimpleNamespace):
+        """A tensor as far as a copy of it goes."""
+
+        def float(self) -> "Stand":
+            return Stand(dtype=torch.float32)
+
+        def to(self, device: object, *, non_blocking: bool) -> None:
+            sent.append((device.type, self.dtype, non_blocking))
+
+    transfer.to_device(Stand(dtype=torch.float64), SimpleNamespace(type=kind))
+    assert sent == [(kind, dtype, True)]

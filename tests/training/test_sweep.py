@@ -11,8 +11,11 @@ import pytest
 
 from tests.conftest import run, vit
 from tests.training.test_finetune import SMALL, when_logged
+from vitcli import recipe
 from vitcli.data import loader
+from vitcli.errors import ProcessError
 from vitcli.training.many_runs import parallel_runs
+from vitcli.training.setup import RunOptions
 
 RATES = "0.0001,0.05"
 BASE = [word for word in SMALL if word not in ("--lr", "0.02")]
@@ -348,3 +351,36 @@ def test_runs_side_by_side_are_each_on_a_gpu_of_its_own_among_those_that_may_be_
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert [parallel_runs._device(slot) for slot in range(3)] == ["0", "1", "2"]
+
+
+def test_a_run_that_ended_with_an_error_is_named_with_the_end_of_its_output(tmp_path):
+    (tmp_path / "lr-1.err").write_text("\n".join(["one", "two", "  three", "four"]) + "\n\n")
+    (tmp_path / "lr-2.err").write_text("")
+
+    parallel_runs._check(Path("arms/lr-1"), 0, tmp_path)
+    for name, code, output in (("lr-1", 3, "two | three | four"), ("lr-2", -9, "nothing")):
+        with pytest.raises(ProcessError, match=f"the run {name} ended with exit code {code}") as caught:
+            parallel_runs._check(Path("arms", name), code, tmp_path)
+        assert caught.value.where == f"arms/{name}; its output: {output}"
+
+
+@pytest.mark.parametrize(("cores", "parallel", "threads"), [(8, 3, "2"), (2, 4, "1")])
+def test_runs_side_by_side_share_the_cores_and_have_the_options_of_the_sweep(
+    monkeypatch, tmp_path, cores, parallel, threads
+):
+    started = []
+    monkeypatch.setattr(parallel_runs.launch, "cpu_count", lambda: cores)
+    monkeypatch.setattr(parallel_runs.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(parallel_runs.subprocess, "Popen", lambda words, **how: started.append((words, how)))
+    switches = dict(exact=True, shard=False, compile=False, quiet=True, arguments=())
+    options = RunOptions(per_device_batch=4, workers=2, arms_parallel=parallel, **switches)
+    small = recipe.load("finetune/default", (), {"model.ckpt": "demo", "data.dataset": "demo"})
+
+    parallel_runs._start("finetune", tmp_path / "arms/lr-1", small, options, 0, tmp_path)
+
+    ((words, how),) = started
+    assert how["env"]["OMP_NUM_THREADS"] == threads
+    file = tmp_path / "lr-1.toml"
+    given = ["finetune", "--recipe", file, "--out", tmp_path / "arms/lr-1", "--per-device-batch", 4]
+    assert words[-len(given) - 3 :] == [*map(str, given), "--workers", "2", "--exact"]
+    assert file.read_text() == recipe.to_toml(small) and how["start_new_session"]

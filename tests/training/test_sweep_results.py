@@ -232,7 +232,24 @@ def test_held_out_images_that_every_arm_had_seen_are_counted_once(monkeypatch, t
 
 def test_the_speed_of_several_runs_is_all_their_images_by_all_their_time(monkeypatch, tmp_path):
     monkeypatch.setattr(sweep_results.TrainingSummary, "written", lambda summary: summary)
-    runs = [summary(fewshot=None, exaflops=None, peak_memory_gib=1.0, elapsed_s=time) for time in (5.0, 11.0)]
+    facts = dict(fewshot=None, exaflops=None)
+    of_each = ((5.0, 1.5), (11.0, 3.0))
+    runs = [summary(**facts, elapsed_s=time, peak_memory_gib=memory) for time, memory in of_each]
 
     whole = sweep_results.summary_of_all([], {}, runs, path=tmp_path)
     assert whole["images_per_s"] == 2 * 10 * 16 / 16.0 and whole["exaflops"] is None
+    assert whole["peak_memory_gib"] == 3.0  # which a device must have
+
+
+@pytest.mark.parametrize(
+    ("value", "is_largest", "values"),
+    [
+        (0.01, True, "0.01,0.03,0.1"),
+        (0.025, True, "0.025,0.1,0.3"),  # 0.03 would be hardly another one
+        (1.0, True, "1,3,10"),
+        (0.01, False, "0.001,0.003,0.01"),
+        (0.012, False, "0.001,0.003,0.012"),
+    ],
+)
+def test_values_beyond_the_edge_go_up_or_down_by_about_three(value, is_largest, values):
+    assert sweep_results._beyond(value, is_largest) == values

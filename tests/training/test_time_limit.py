@@ -123,9 +123,83 @@ def test_the_most_steps_that_fit_are_those_of_a_search_through_all():
         assert limit.plan(step) == max(fitting, default=step + 1)
 
 
+@pytest.mark.parametrize(
+    ("total_steps", "is_off"), [(1006, True), (1004, False), (994, False), (966, False), (964, True)]
+)
+def test_a_run_is_planned_again_if_it_ends_a_hundredth_late_or_three_early(total_steps, is_off):
+    """A step is a second, and files are written for five: 1,000 s are 995 steps."""
+    clock = Clock()
+    about = {"began_at": 0.0, "most_steps": 10_000, "is_main": True, "clock": clock}
+    limit = TimeLimit(1_000, Scoring(0, 0, 0), is_planned=True, **about)
+    asked = []
+    for step in range(7):
+        asked.append(limit.misses(step, total_steps))
+        clock.now += 1
+
+    assert asked == [False] * 6 + [is_off]
+
+
+def a_limit(limit_s: float, clock: Clock, scoring: Scoring | None = None, **more: object) -> TimeLimit:
+    """A limit whose steps took a second each, as the first six have shown."""
+    about = {"began_at": 0.0, "most_steps": 10_000, "is_main": True, "is_planned": True, "clock": clock}
+    limit = TimeLimit(limit_s, scoring or Scoring(0, 0, 0), **about | more)
+    for step in range(7):
+        assert not limit.misses(step, int(limit_s) - 5)
+        clock.now += step < 6
+    return limit
+
+
+def test_a_run_that_slows_down_is_planned_again_after_a_quarter_of_the_time_that_is_left():
+    clock, asked = Clock(), []
+    limit = a_limit(1_000, clock)
+    for step in range(7, 400):
+        clock.now += 1.25
+        asked.append(limit.misses(step, 995))
+        if asked[-1]:
+            break
+
+    assert clock.now == pytest.approx(6 + (1_000 - 6) / 4, abs=1.25)
+    assert limit.plan(step) == step + int((1_000 - 5 - clock.now) / 1.25)
+
+
+@pytest.mark.parametrize(("left", "is_off"), [(3, True), (2, False)])
+def test_the_last_two_steps_are_made_as_they_were_planned(left, is_off):
+    clock = Clock()
+    limit = a_limit(100, clock)
+    for step in range(7, 9):  # 20 s each, when 10 s are left
+        clock.now += 40
+        found = limit.misses(step, 8 + left)
+
+    assert found is is_off
+
+
+def test_a_new_plan_is_told_with_the_speed_and_the_time_that_scoring_takes():
+    clock = Clock()
+    limit = a_limit(600, clock, Scoring(0, 0, 200))
+    assert limit.line(6, 500, before=1_234) == (
+        "time: 500 steps instead of 1,234 for the end after 10 min (1.0 s a step)"
+    )
+    limit.score_s = 0.01
+    assert limit.line(6, 700, before=9) == (
+        "time: 700 steps instead of 9, as 10 min are over (1.0 s a step, 2.0 s for the final evaluation)"
+    )
+    odd = a_limit(1_000, Clock())
+    assert "for the end after 1000 s (" in odd.line(6, 995, before=9)
+
+
+@pytest.mark.parametrize(("limit_s", "save_every_s"), [(60, 5), (100, 5), (200, 10), (7200, 360)])
+def test_a_run_that_is_killed_loses_a_twentieth_of_its_time_or_five_seconds(limit_s, save_every_s):
+    about = {"began_at": 0.0, "most_steps": 9, "is_planned": False, "is_main": True}
+
+    assert TimeLimit(limit_s, Scoring(0, 0, 0), **about).save_every_s == save_every_s
+
+
 def test_too_short_a_time_is_an_error_of_the_first_plan_alone():
-    with pytest.raises(VitError, match=r"9\.0 s are too short: 7\.0 s are over after 2 steps of 1\.0 s"):
+    over = r"9\.0 s are too short: 7\.0 s are over after 2 steps of 1\.0 s"
+    with pytest.raises(VitError, match=over) as caught:
         simulated(9, step_s=lambda _: 1.0, image_s=0.01)
+    # 7 s and a step, a second of scoring, five for files, and six steps to measure the speed by are 20 s.
+    assert caught.value.fix == "give it more than 0.5 minutes, in a new --out"
     _, steps, plans = simulated(60, step_s=lambda _: 1.0, begun=(30, 70, [50]))
     assert steps == plans[-1] < 37
 

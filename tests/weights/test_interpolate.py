@@ -11,6 +11,7 @@ from tests.conftest import SHARED, run
 from vitcli import load_model
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.models.pos_embed import resample_posemb, similarity_at_landmarks
+from vitcli.weights.interpolate import _geometry
 from vitcli.weights.io import read_weights, write_weights
 
 REAL = SHARED / "data" / "checkpoints"
@@ -224,3 +225,15 @@ def test_the_similarity_is_that_of_the_table_that_suffers_most(tmp_path):
     assert result["similarity"] == pytest.approx(
         {place: min(of_table[place] for of_table in each) for place in each[0]}
     )
+
+
+def test_the_tokens_and_operations_of_a_network_are_counted_by_hand():
+    """Of 2 x 3 patches of 16 pixels and a class token, 192 wide, in twelve layers with three heads."""
+    arch = architecture("Ti/16", image_size=(32, 48), num_classes=0)
+    tokens, width = 2 * 3 + 1, 192
+    of_layer = 4 * tokens * width**2 + 2 * tokens**2 * width + 2 * tokens * width * 4 * width
+
+    found = _geometry(arch, 1)
+
+    assert found["gmacs"] == round((6 * 3 * 16 * 16 * width + 12 * of_layer) / 1e9, 3)
+    assert (found["tokens"], found["patch_grid"], found["image_size"]) == (7, [2, 3], [32, 48])

@@ -63,6 +63,27 @@ def test_the_licence_is_that_of_whoever_states_it_first(config, card, expected, 
     assert licence_of(tmp_path, config, card and card.encode("latin-1")) == expected
 
 
+def test_a_run_of_vit_is_asked_first_then_its_start_then_the_files_beside_the_weights(tmp_path):
+    """Of statements that differ, those that are left after the first, the second, ... is taken away."""
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
+    metadata = {"license": "gpl-3.0", "from": "timm/vit_base_patch16_224.mae"}  # that is cc-by-nc-4.0
+    config = {"pretrained_cfg": {"license": "bsd-3-clause", "tag": "augreg_in21k"}}
+    config |= {"architecture": "vit_tiny_patch16_224"}
+    source = WeightsSource(tmp_path / "x", config, {}, "timm folder", "", card=tmp_path / "README.md")
+    found = []
+    for taken in (None, "license", "from"):
+        metadata.pop(taken, None)
+        found.append(licences.licence_of(source, metadata))
+    config["pretrained_cfg"].pop("license")
+    found.append(licences.licence_of(source, metadata))
+    (tmp_path / "README.md").unlink()
+    found.append(licences.licence_of(source, metadata))
+    # Weights that vit has trained are others than those of timm's name.
+    found.append(licences.licence_of(source, {"trained_by": "vit"}))
+
+    assert found == ["gpl-3.0", "cc-by-nc-4.0", "bsd-3-clause", "mit", "apache-2.0", "unknown"]
+
+
 def test_names_of_weights_have_the_licence_of_timms_registry():
     for name in (
         "vit_base_patch16_224.mae",
@@ -75,6 +96,12 @@ def test_names_of_weights_have_the_licence_of_timms_registry():
     assert (
         licence_of_name("https://storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz") == "apache-2.0"
     )
+    for ours in (
+        "gs://vit_models/augreg/x.npz",
+        "https://storage.googleapis.com/bit_models/BiT-M.npz",
+        "demo",
+    ):
+        assert licence_of_name(ours) == "apache-2.0"
     for nothing in (None, 3, "", "photos", "timm/no_such.tag", "/home/ann/x.npz", "https://host/vit.npz"):
         assert licence_of_name(nothing) == ""
 

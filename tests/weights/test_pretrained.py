@@ -163,3 +163,17 @@ def test_the_list_is_there_before_torch_is_loaded():
 )
 def test_a_tag_tells_the_images_of_its_paper_in_the_order_of_training(name, images):
     assert TimmWeights.pretraining.fget(SimpleNamespace(name=name)) == images
+
+
+def test_a_family_is_summed_up_with_the_network_nearest_to_25_million():
+    def row(name: str, params: int | None, height: int, width: int, licence: str = "mit") -> dict:
+        about = {"license": licence, "non_commercial": licence != "mit", "resolution": [height, width]}
+        return {"name": name, "params": params} | about
+
+    rows = [row("tiny", 5_710_000, 224, 224), row("b", 30_000_000, 256, 128), row("a", 20_000_000, 512, 512)]
+    rows += [row("huge", 631_000_000, 378, 378, "cc-by-nc-4.0"), row("none", None, 224, 224)]
+
+    assert pretrained._cells_of_family(("MAE", rows)) == [
+        "MAE", "5", "5.7M-631M", "224-512", "mit, cc-by-nc-4.0 (!)", "a",
+    ]  # fmt: skip
+    assert pretrained._cells_of_family(("X", rows[-1:])) == ["X", "1", "-", "224", "mit", "none"]

@@ -5,7 +5,15 @@ import torch
 
 from vitcli.errors import VitError, WeightsError
 from vitcli.models.build import TransformerOptions, architecture, build
-from vitcli.weights.timm import from_timm_config, recognise, split_tag, timm_config
+from vitcli.weights.timm import (
+    as_timm_knows,
+    from_timm_config,
+    is_padded,
+    num_prefix_tokens,
+    recognise,
+    split_tag,
+    timm_config,
+)
 
 LAYERS, HIDDEN, MLP, HEADS, PATCH, GRID, CLASSES = 2, 24, 40, 3, 4, 3, 5
 
@@ -100,6 +108,26 @@ def test_a_class_token_without_a_row_of_its_own_is_not_taken_for_a_patch():
         recognise(state, heads=HEADS)
 
 
+def test_registers_of_which_nobody_knows_whether_they_have_rows_are_refused():
+    """Nine rows: 3 x 3 patches and none before them, or 2 x 2 patches, a class token and four registers."""
+    with pytest.raises(WeightsError, match="9 rows, 3x3 patches and none for the class token"):
+        recognise(state_of(pos_embed=(1, 9, HIDDEN), reg_token=(1, 4, HIDDEN)), heads=HEADS)
+
+
+def test_a_class_token_and_the_norm_of_an_average_are_not_of_one_network():
+    with pytest.raises(WeightsError, match="both a class token and the norm of an average"):
+        recognise(state_of(fc_norm__weight=(HIDDEN,)), heads=HEADS)
+
+
+def test_a_size_of_the_paper_with_other_heads_is_another_network():
+    with torch.device("meta"):
+        state = build(architecture("Ti/16", image_size=(64, 64), num_classes=7), dropout=0.0).state_dict()
+
+    assert recognise(state, heads=3).name == recognise(state, heads=None).name == "ViT-Ti/16"
+    other = recognise(state, heads=6)
+    assert (other.name, other.model_args["num_heads"]) == ("ViT (12 layers, 192 wide)/16", 6)
+
+
 def test_a_network_with_batch_norm_is_none_of_the_papers():
     with pytest.raises(WeightsError, match="batch norm"):
         recognise(state_of(stages__0__norm__running_mean=(3,)), heads=HEADS)
@@ -166,6 +194,58 @@ def test_the_preprocessing_of_a_config_is_taken_value_by_value():
         "bicubic",
     )
     assert (usual["mean"], usual["std"]) == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+
+
+@pytest.mark.parametrize("in_arguments", [False, True])
+def test_images_that_are_not_square_are_high_before_they_are_wide(in_arguments):
+    given = {"model_args": {"img_size": [96, 160]}} if in_arguments else {}
+    given |= {"pretrained_cfg": {} if in_arguments else {"input_size": [3, 96, 160]}}
+
+    arch, preprocessing, _ = from_timm_config({"architecture": "vit_tiny_patch16_224"} | given, tag="")
+
+    assert arch.image_size == (96, 160) and preprocessing["image_size"] == [96, 160]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "count"),
+    [
+        ({}, 0),
+        ({"cls_token": (1, 1, 8)}, 1),
+        ({"cls_token": (1, 1, 8), "dist_token": (1, 1, 8)}, 2),
+        ({"cls_token": (1, 1, 8), "reg_token": (1, 4, 8)}, 5),
+        ({"reg_token": (1, 4, 8), "pos_embed": (1, 20, 8)}, 4),
+        ({"cls_token": (1, 8)}, 0),  # of another network
+    ],
+)
+def test_class_and_distillation_tokens_and_registers_stand_for_no_patch(shapes, count):
+    assert num_prefix_tokens(shapes) == count
+
+
+@pytest.mark.parametrize(
+    ("stored", "padded"),
+    [({}, False), ({"crop_pct": 1.0}, False), ({"crop_pct": 1.15}, True), ({"crop_mode": "border"}, True)],
+)
+def test_images_are_padded_where_more_than_the_whole_is_shown(stored, padded):
+    assert is_padded(stored) == is_padded({"pretrained_cfg": stored}) == padded
+
+
+def test_a_network_has_a_thousand_classes_unless_its_config_says_otherwise():
+    def num_classes(**config: object) -> int:
+        return from_timm_config({"architecture": "vit_tiny_patch16_224"} | config, tag="")[0].num_classes
+
+    assert num_classes(pretrained_cfg={}) == 1000
+    assert num_classes(pretrained_cfg={"num_classes": 7}) == 7
+    assert num_classes(pretrained_cfg={"num_classes": 7}, num_classes=5) == 5
+    assert num_classes(num_classes=5, model_args={"num_classes": 3}) == 3
+
+
+def test_the_tag_may_stand_in_the_config_of_a_copied_repository():
+    stored = TIMM_CONFIG["pretrained_cfg"] | {"tag": "augreg_in21k"}
+
+    assert from_timm_config(TIMM_CONFIG | {"pretrained_cfg": stored}, tag="")[0].gelu == "tanh"
+    assert from_timm_config(TIMM_CONFIG | {"pretrained_cfg": stored}, tag="dino")[0].gelu == "timm"
+    known, _, about = as_timm_knows(from_timm_config(TIMM_CONFIG, tag="")[0], tag="")
+    assert known.gelu == "timm" and about.startswith("as timm has it for vit_base_patch16_384 (")
 
 
 def test_a_name_is_split_where_timm_has_weights_of_that_tag():

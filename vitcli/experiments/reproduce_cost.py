@@ -74,14 +74,14 @@ def _cost(model: str, recipe: Recipe) -> dict[str, Any]:
     schedule = recipe.schedule
     num_examples = dataset_aliases().get(recipe.data.dataset, {}).get("train_examples")
     arms, runs = num_arms(recipe), recipe.train.runs
-    cost = {"arms": arms if arms > 1 else 0, "runs": runs, "steps": None, "images_seen": 0, "exaflops": None}
+    cost = {"arms": arms, "runs": runs, "steps": None, "images_seen": 0, "exaflops": None}
     if schedule.steps is None and num_examples is None:
         return cost
     batch_size = recipe.train.batch_size
     cost["steps"] = duration_steps(
         steps=schedule.steps, epochs=schedule.epochs, num_examples=num_examples or 0, batch_size=batch_size
     )
-    cost["images_seen"] = cost["steps"] * batch_size * (cost["arms"] + runs)
+    cost["images_seen"] = cost["steps"] * batch_size * (arms + runs)
     if recipe.data.image_size == WEIGHTS:
         return cost
     arch = architecture(model, image_size=recipe.data.image_hw, num_classes=0)

@@ -11,6 +11,7 @@ from PIL import Image
 
 from tests.conftest import run
 from tests.data.parts.test_image_hashes import scene
+from vitcli.data.checks.classes import SplitLabels
 from vitcli.data.checks.near_duplicates import DuplicatePairs, SplitName, index_to_train
 
 
@@ -244,3 +245,43 @@ def test_the_closest_of_all_pairs_are_shown_whichever_block_they_are_found_in():
         pairs._count(np.array(block_P4))
     closest = [(0, 0, 3, 53), (0, 0, 7, 57), (1, 0, 9, 10), *((2, 3, row, row + 1) for row in range(17))]
     assert pairs.closest == closest and pairs.counts == [2, 1, 80]
+
+
+class Rows(list):
+    """As many rows as a split, each called by its number."""
+
+    def where_is(self, row: int) -> str:
+        return f"row {row}"
+
+
+def labelled(names: str, labels: list[int]) -> SimpleNamespace:
+    classes = SplitLabels(tuple(names), np.array(labels), has_numbers=False)
+    return SimpleNamespace(split=Rows(labels), labels=classes)
+
+
+def test_equal_images_contradict_each_other_by_the_names_of_their_classes():
+    """One split numbers its classes a, b, c and the other c, b, a."""
+    one, other = labelled("abc", [0, 1, 2, 0]), labelled("cba", [2, 1, 2, 0])
+    pairs = DuplicatePairs(one, other, distance=8)
+    same, differing = [(0, 0, 0, 0), (1, 0, 1, 1)], [(0, 0, 2, 2), (1, 0, 3, 3)]  # a, b; c and a, a and c
+    near = [(2, 1, 1, 0), (2, 1, 3, 3)]  # a guess contradicts nothing
+
+    pairs._count(np.array([*same, *differing[:1], *near[:1]]))
+    pairs._count(np.array([*differing[1:], *near[1:]]))
+    found = pairs.result()
+
+    assert found["num_contradictions"] == 2
+    assert [(pair["label"], pair["against_label"]) for pair in found["contradictions"]] == [
+        ("c", "a"),
+        ("a", "c"),
+    ]
+    assert (found["num_same_file"], found["num_same_pixels"], found["num_near"]) == (2, 2, 2)
+
+
+def test_an_image_with_an_exact_copy_is_not_one_with_a_near_copy_as_well():
+    one = labelled("a", [0] * 6)
+    pairs = DuplicatePairs(one, labelled("a", [0] * 9), distance=8)
+
+    pairs._count(np.array([(0, 0, 0, 1), (2, 3, 0, 2), (1, 0, 4, 4), (2, 5, 5, 4), (2, 5, 5, 8)]))
+
+    assert (pairs.result()["num_images_exact"], pairs.result()["num_images_near"]) == (2, 1)

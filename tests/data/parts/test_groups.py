@@ -1,10 +1,12 @@
 """Which images belong together, and that no cut of a data set separates them."""
 
+import inspect
 import io
 import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +17,17 @@ from PIL import Image
 from tests.conftest import data_section
 from tests.data.parts.test_assignment import by_definition
 from vitcli import recipe
+from vitcli.cli.datasets import datasets_check
 from vitcli.data import seen_images
 from vitcli.data.columns import PATHS
 from vitcli.data.dataset import open_eval, open_train_and_eval
+from vitcli.data.parts import groups
 from vitcli.data.parts.cuts import random_subset
 from vitcli.data.parts.groups import _joined, group_names
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
+from vitcli.recipe.group_rule import NEAR_DISTANCE
 
 
 def png(grey: int) -> bytes:
@@ -189,6 +194,26 @@ def test_a_held_out_part_whose_groups_have_no_names_any_more_is_scored_with_a_no
     assert len({*again.groups_N}) == len({*held_out.groups_N}) == 1
     assert not any("group_column" in note for note in again.notes)
     assert moved.groups_N is None and "data.group_column) is not known: none of the" in moved.notes[-1]
+
+
+def test_images_of_up_to_six_differing_bits_are_one_group(monkeypatch):
+    """Of six rows in two splits, of which row 1 cannot be read; a chain joins the first and the last."""
+    looks = np.array([0, 0b111111, 0b1111111 << 20, (1 << 40) - (1 << 34) + 0b111111], dtype=np.uint64)
+    hashes = iter(
+        [
+            SimpleNamespace(rows_N=np.array([0, 2]), looks_N=looks[:2]),
+            SimpleNamespace(rows_N=np.array([0, 1]), looks_N=looks[2:]),
+        ]
+    )
+    monkeypatch.setattr(groups, "hash_images", lambda split, **_: next(hashes))
+
+    first, second = groups._near_duplicates([range(3), range(2)])
+
+    assert first[0] == first[2] == second[1] and len({*first.tolist(), *second.tolist()}) == 3
+    option = inspect.signature(datasets_check).parameters["distance"]
+    assert option.default == NEAR_DISTANCE == 6 and "(default: 6)" in str(
+        option.annotation.__metadata__[0].help
+    )
 
 
 def test_near_duplicates_are_one_group_also_of_drawn_images(tmp_path):

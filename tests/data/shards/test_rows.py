@@ -1,5 +1,6 @@
 """Rows read where they lie: any shard layout, each row once, each block read once, and what is refused."""
 
+import errno
 import gzip
 import io
 import json
@@ -22,10 +23,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from vitcli.data.columns import PATHS
-from vitcli.data.shards import remote
+from vitcli.data.shards import remote, webdataset
 from vitcli.data.shards.paths import find_shards
 from vitcli.data.shards.remote import BlockCache, RangeReader, locate
-from vitcli.data.shards.rows import _index_of, open_shards
+from vitcli.data.shards.rows import _index_of, _Shards, open_shards
 from vitcli.data.split import Split
 from vitcli.errors import DataError, MachineError
 from vitcli.output import user_cache
@@ -321,9 +322,10 @@ def test_a_label_may_stand_in_json_as_a_number_or_as_several(tmp_path, field):
     one = {"0.jpg": b"x", "0.json": json.dumps({"width": 3, field: 2}).encode()}
     many = {"0.jpg": b"x", "0.json": json.dumps({field: [4, 2]}).encode()}
     many |= {"1.jpg": b"y", "1.json": json.dumps({field: []}).encode()}
+    many |= {"2.jpg": b"z", "2.json": json.dumps({field: [7]}).encode()}
 
     assert rows(opened(tar(tmp_path / "one.tar", one))) == [(b"x", 2)]
-    assert rows(opened(tar(tmp_path / "many.tar", many))) == [(b"x", (4, 2)), (b"y", ())]
+    assert rows(opened(tar(tmp_path / "many.tar", many))) == [(b"x", (4, 2)), (b"y", ()), (b"z", (7,))]
 
 
 def test_a_suffix_or_a_field_can_be_named(tmp_path):
@@ -593,6 +595,7 @@ def test_reading_by_ranges_is_reading_a_file():
         assert ours.seek(*seek) == truth.seek(*seek) == ours.tell()
         assert ours.read(4) == truth.read(4)
     assert ours.read() == truth.read()
+    assert ours.seek(-200, io.SEEK_CUR) == ours.tell() == 0  # there is nothing before the start
     assert io.BufferedReader(RangeReader(ours.file)).read() == data
 
 
@@ -613,6 +616,10 @@ def test_a_block_larger_than_the_cache_is_refused_before_anything_is_read():
             opened(url, cache_bytes=too_little)
         assert caught.value.where == url
         assert opened(url, cache_bytes=enough).read_row(3)
+
+
+def test_of_a_tar_on_this_disk_only_the_index_is_kept(tmp_path):
+    assert rows(opened(tar(tmp_path / "0.tar", samples(range(4))), cache_bytes=2_000)) == expected(range(4))
 
 
 def test_a_block_that_turns_out_larger_than_the_cache_is_refused(tmp_path):
@@ -975,6 +982,8 @@ def test_compressed_shards_are_refused_with_advice(tmp_path):
         ({"7.jpg": b"x", "7.json": b'{"label": [1, "a"]}'}, "is not an integer"),
         ({"7.jpg": b"x", "7.json": b'{"label": 1e3}'}, "label 1000.0 is not an integer"),
         ({"7.jpg": b"x", "7.json": b'{"label": ' + b"9" * 30 + b"}"}, "is not an integer"),
+        ({"7.jpg": b"x", "7.json": b'{"label": 2147483648}'}, "label 2147483648 is not an integer"),
+        ({"7.jpg": b"x", "7.cls": b"1" + b" " * 2**20}, "a sample has no label"),  # longer than any is
         ({"7.jpg": b"x", "7.json": b"{"}, "a sample has no label"),
         ({"7.jpg": b"x", "7.json": b"[" * 100_000}, "a sample has no label"),
         ({"7.jpg": b"x", "7.json": b"3"}, "a sample has no label"),
@@ -1009,7 +1018,17 @@ def test_two_members_of_one_name_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     "kind",
-    [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE],
+    [
+        *(
+            tarfile.SYMTYPE,
+            tarfile.LNKTYPE,
+            tarfile.CHRTYPE,
+            tarfile.BLKTYPE,
+            tarfile.FIFOTYPE,
+            tarfile.DIRTYPE,
+        ),
+        tarfile.GNUTYPE_SPARSE,  # whose bytes are not all there
+    ],
 )
 def test_links_and_devices_in_a_tar_are_never_followed(tmp_path, kind):
     (tmp_path / "secret.jpg").write_bytes(b"secret")
@@ -1088,3 +1107,231 @@ def test_bytes_of_a_server_that_never_tells_of_a_change_are_not_kept(monkeypatch
     file = SimpleNamespace(is_local=False, stamp="", read=lambda first, last: bytes(range(first, last)))
 
     assert remote.ShardFile.read_kept(file, 3, 6) == b"\x03\x04\x05"
+
+
+class Refused(Exception):
+    """An answer of a server, as aiohttp and requests keep its status."""
+
+    def __init__(self, status: int, *, is_of_requests: bool = False):
+        super().__init__(f"status {status}")
+        if is_of_requests:
+            self.response = SimpleNamespace(status_code=status)
+        else:
+            self.status = status
+
+
+@pytest.mark.parametrize("is_of_requests", [False, True])
+@pytest.mark.parametrize(
+    ("status", "times", "words"),
+    [
+        (401, 1, r"its server refuses it with status 401.*log in"),
+        (403, 1, r"its server refuses it with status 403.*log in"),
+        (404, 4, r"status 404.*check the network"),  # of a client that does not call it a missing file
+        (500, 4, r"status 500.*check the network"),
+    ],
+)
+def test_a_refusal_is_not_tried_again_and_a_failure_three_times(status, times, words, is_of_requests):
+    calls = []
+
+    def fail() -> None:
+        calls.append(status)
+        raise Refused(status, is_of_requests=is_of_requests)
+
+    with pytest.raises(MachineError) as caught:
+        remote.attempt(fail, url="https://host/a/0.tar", is_local=False)
+    assert re.search(words, message(caught)) and len(calls) == times
+
+
+@pytest.mark.parametrize(("status", "is_gone"), [(404, True), (410, True), (403, False), (503, False)])
+def test_a_shard_is_missing_where_the_server_says_so_and_not_where_it_fails(status, is_gone):
+    def fail() -> None:  # as fsspec, for every answer
+        raise FileNotFoundError("https://host/0.tar") from Refused(status)
+
+    with pytest.raises(DataError if is_gone else MachineError) as caught:
+        remote.attempt(fail, url="https://host/0.tar", is_local=False)
+    assert ("it does not exist" in caught.value.message) == is_gone
+
+
+def test_a_failure_of_this_disk_is_not_tried_again():
+    calls = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise OSError("torn")
+
+    with pytest.raises(DataError, match=r"0\.tar cannot be read: torn") as caught:
+        remote.attempt(fail, url="/data/0.tar", is_local=True)
+    assert (caught.value.where, caught.value.fix, calls) == ("/data/0.tar", "check the disk", [1])
+
+
+def test_a_link_in_the_place_of_a_kept_block_is_not_followed(tmp_path):
+    put("far://pets/0.tar", bytes(range(100)))
+    file = locate("far://pets/0.tar")
+    file.read_kept(0, 9)
+    (block,) = user_cache.cache_folder("shards").glob("*.block")
+    block.rename(tmp_path / "elsewhere")
+    block.symlink_to(tmp_path / "elsewhere")
+    Far.reads.clear()
+
+    assert file.read_kept(0, 9) == bytes(range(9)) and len(Far.reads) == 1
+    assert not block.is_symlink()  # what was read again has taken its place
+
+
+def test_a_shard_of_no_samples_by_its_count_file_is_not_read():
+    urls = [tar("far://pets/0.tar", {}), tar("far://pets/1.tar", samples(range(5)))]
+    counts = {"shardlist": [{"url": "0.tar", "nsamples": 0}, {"url": "1.tar", "nsamples": 5}]}
+    put("far://pets/shardindex.json", json.dumps(counts).encode())
+    split = opened(*urls, num_classes=3)
+
+    assert rows(split) == expected(range(5))
+    assert {path for path, *_ in Far.reads if path.endswith("0.tar")} == set()
+
+
+def test_of_two_count_files_the_first_to_be_looked_for_is_right():
+    """`shardindex.json` of WebDataset comes before timm's `_info.json`, whose other shards count as well."""
+    urls = [tar(f"far://pets/{number}.tar", samples(range(5))) for number in range(3)]
+    put("far://pets/shardindex.json", json.dumps({"shardlist": WIDS["shardlist"][:2]}).encode())
+    theirs = {"filenames": ["1.tar", "2.tar"], "shard_lengths": [4, 5]}
+    put("far://pets/_info.json", json.dumps({"splits": {"train": theirs}}).encode())
+
+    counts = webdataset.known_counts([locate(url) for url in urls])
+
+    assert counts == dict(zip(urls, (5, 5, 5), strict=True))
+
+
+def test_a_row_group_of_any_place_must_fit_into_the_cache():
+    for number, sizes in enumerate(((10, 5000, 10), (5000, 10, 10), (10, 10, 5000))):
+        images = [image(place, size) for place, size in enumerate(sizes)]
+        url = plain_parquet(f"far://pets/{number}.parquet", image=images, label=[0, 1, 2])
+
+        with pytest.raises(DataError, match=r"a block of .* does not fit into a cache of 2\.9 KiB"):
+            opened(url, cache_bytes=3_000)
+        assert len(opened(url, cache_bytes=9_000)) == 3
+
+
+@pytest.mark.parametrize(("label", "is_class"), [(0, True), (2, True), (3, False), (-2, False)])
+def test_a_label_that_is_read_late_is_one_of_the_classes_or_refused_by_its_row(label, is_class):
+    """With a count file no label is known before its row is read."""
+    members = samples(range(2)) | {"9.jpg": image(9), "9.cls": b"%d" % label}
+    url = tar("far://pets/0.tar", members)
+    put("far://pets/shardindex.json", json.dumps({"shardlist": [{"url": url, "nsamples": 3}]}).encode())
+    split = opened(url, num_classes=3)
+
+    if is_class:
+        assert split.read_row(2) == (image(9), label)
+    else:
+        with pytest.raises(DataError, match=rf"label {label} is not one of 0 ... 2") as caught:
+            split.read_row(2)
+        assert caught.value.where == f"{url}, row 2"
+
+
+def test_an_error_of_this_machine_says_nothing_of_a_shard():
+    full = OSError(errno.EIO, "Input/output error")
+    with pytest.raises(OSError, match="Input/output error"), remote.reading("a/0.parquet"):
+        raise full
+    damaged = r"0\.parquet cannot be read: no magic"
+    with pytest.raises(DataError, match=damaged) as caught, remote.reading("a/0.parquet"):
+        raise ValueError("no magic")
+    assert caught.value.fix == "replace the damaged shard"
+
+
+def test_without_the_network_the_hub_is_asked_once():
+    class OfflineModeIsEnabled(Exception):
+        pass
+
+    calls = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise OfflineModeIsEnabled
+
+    with pytest.raises(MachineError) as caught:
+        remote.attempt(fail, url="hf://datasets/them/pets/0.parquet", is_local=False)
+    assert calls == [1] and caught.value.fix.startswith("unset HF_HUB_OFFLINE")
+
+
+@pytest.mark.parametrize(("days", "is_spared"), [(6.9, True), (7.1, False)])
+def test_blocks_of_the_same_data_make_room_after_a_week_without_use(monkeypatch, days, is_spared):
+    put("far://pets/0.tar", bytes(range(200)))
+    file = locate("far://pets/0.tar")
+    monkeypatch.setenv("VIT_CACHE_LIMIT", str(100 + 16))
+    file.read_kept(0, 90)
+    (block,) = user_cache.cache_folder("shards").glob("*.block")
+    last_used = time.time() - days * 86400
+    os.utime(block, (last_used, last_used))
+
+    assert file.read_kept(90, 180) == bytes(range(90, 180))
+    assert block.exists() == is_spared
+    assert len(list(user_cache.cache_folder("shards").glob("*.block"))) == 1
+
+
+def test_a_count_is_believed_up_to_what_the_bytes_of_a_shard_can_hold():
+    """Of 10,240 bytes: ten headers of an image with a block of it each."""
+    file = locate(tar("far://pets/0.tar", samples(range(2))))
+    assert file.size == 10_240
+
+    def told(count: int) -> dict[str, int]:
+        counts = {"shardlist": [{"url": "0.tar", "nsamples": count}]}
+        put("far://pets/shardindex.json", json.dumps(counts).encode())
+        return webdataset.known_counts([file])
+
+    assert told(10) == {file.url: 10}
+    with pytest.raises(DataError, match=r"0\.tar has 10,240 bytes, and 11 samples are expected"):
+        told(11)
+
+
+def test_an_empty_row_group_has_no_labels_that_could_be_wrong(tmp_path):
+    table = pa.table({"image": [b"x", b"y"], "label": [4, 2]})
+    with pq.ParquetWriter(tmp_path / "0.parquet", table.schema) as writer:
+        for part in (table[:0], table, table[:0]):
+            writer.write_table(part)
+    split = opened(tmp_path / "0.parquet")
+
+    assert (split.num_classes, rows(split)) == (5, [(b"x", 4), (b"y", 2)])
+
+
+def test_columns_of_which_two_may_be_the_image_or_the_label_are_to_be_named(tmp_path):
+    pictures = {"image": [b"x"], "img": [b"y"]}
+    both = plain_parquet(tmp_path / "a.parquet", **pictures, label=[1])
+    labels = plain_parquet(tmp_path / "b.parquet", image=[b"x"], label=[1], target=[0])
+
+    for url, name in ((both, "image_column"), (labels, "label_column")):
+        with pytest.raises(DataError) as caught:
+            opened(url)
+        assert name in message(caught)
+    assert rows(opened(both, image_column="img")) == [(b"y", 1)]
+    assert rows(opened(labels, label_column="target")) == [(b"x", 0)]
+
+
+def test_a_column_is_told_from_those_whose_names_begin_with_its_own(tmp_path):
+    columns = {"image_of_mask": [bytes(5_000)], "image": [b"x"], "label_id": [9], "label": [1]}
+    split = opened(plain_parquet(tmp_path / "0.parquet", **columns), cache_bytes=3_000)
+
+    assert (split.num_classes, rows(split)) == (2, [(b"x", 1)])
+
+
+def test_several_labels_in_words_are_refused_as_one_is(tmp_path):
+    with pytest.raises(DataError, match="the classes in column 'label' are text"):
+        opened(plain_parquet(tmp_path / "0.parquet", image=[b"x"], label=[["cat", "dog"]]))
+
+
+def test_shards_without_statistics_need_the_number_of_classes(tmp_path):
+    known = plain_parquet(tmp_path / "0.parquet", image=[b"x"], label=[1])
+    pq.write_table(pa.table({"image": [b"y"], "label": [2]}), tmp_path / "1.parquet", write_statistics=False)
+
+    with pytest.raises(DataError, match="the number of classes of pets is unknown"):
+        opened(known, tmp_path / "1.parquet")
+    assert rows(opened(known, tmp_path / "1.parquet", num_classes=3)) == [(b"x", 1), (b"y", 2)]
+
+
+def test_shards_of_which_one_may_change_unseen_have_no_stamp():
+    def stamp_of(*stamps: str, is_local: bool = False) -> str:  # of two shards
+        files = [SimpleNamespace(is_local=is_local, path=f"/{n}.tar", stamp=s) for n, s in enumerate(stamps)]
+        contents = [SimpleNamespace(structure=f"s{n}") for n in range(len(stamps))]
+        about = _Shards.source_files(SimpleNamespace(files=files, kind=".tar"), contents)
+        assert about.structure == ".tar s0 s1"
+        assert list(about.local_paths()) == (["/0.tar", "/1.tar"] if is_local else [])
+        return about.stamp
+
+    assert stamp_of("a", "") == stamp_of("a", "b", is_local=True) == ""
+    assert stamp_of("a", "b") == stamp_of("a", "b") != stamp_of("b", "a") != ""

@@ -15,6 +15,7 @@ from vitcli.evaluation.belief.familiar import (
     FeatureStatistics,
     LeftOutRows,
     UnlikeScore,
+    _best,
     auroc,
     folds_of_classes,
     folds_of_rows,
@@ -126,6 +127,29 @@ def test_the_threshold_leaves_one_percent_above_or_as_little_as_so_few_images_ca
         989.0,
         0.01,
     )  # 9 of 999 above it, and 10 of 1,000 with a new one
+
+
+def test_as_many_whole_hundredths_lie_above_the_threshold_as_fit():
+    for count in range(49, 2_500, 7):
+        threshold, _ = threshold_of(np.arange(float(count)))
+        assert threshold == count - max(1, (count + 1) // 100)
+
+
+def test_another_score_has_to_be_better_by_more_than_the_error_of_a_mean_of_few():
+    def best(*gains: float) -> int:
+        return _best(np.array([[0.5] * len(gains), [0.5 + gain for gain in gains]]))
+
+    assert best(0.1, 0.3) == 1  # 0.2 in the mean, with an error of 0.1
+    assert best(0.0, 0.2) == 0  # 0.1, with an error of 0.1
+    assert best(0.3) == 0  # of one fold nobody knows
+    assert best(-0.1, 0.0) == 0
+
+
+def test_neighbouring_classes_are_in_different_ones_of_ten_folds():
+    labels_N = np.repeat([0, 1, 3, 4], 2)
+    assert folds_of_classes(labels_N, num_classes=5).tolist() == [0, 1, 0, 2, 3]
+    assert folds_of_classes(np.arange(23), num_classes=23).tolist() == [k % 10 for k in range(23)]
+    assert folds_of_classes(np.array([0, 0, 4]), num_classes=5) is None
 
 
 def test_features_that_do_not_vary_and_too_many_numbers_have_no_statistics():

@@ -7,7 +7,14 @@ from math import ceil
 import numpy as np
 import pytest
 
-from vitcli.evaluation.belief.prediction_sets import LEVELS, coverage_and_size, sets_at, threshold_at
+from vitcli.evaluation.belief.prediction_sets import (
+    LEAST,
+    LEVELS,
+    SHOWN,
+    coverage_and_size,
+    sets_at,
+    threshold_at,
+)
 
 
 def test_of_all_orders_of_the_images_the_promised_fraction_is_covered_and_no_more_than_one_image_above():
@@ -64,3 +71,8 @@ def test_coverage_of_random_networks_is_what_is_promised():
         for level in LEVELS:
             rank = 201 * (100 - level) // 100
             assert np.mean(covered[level]) == pytest.approx(1 - rank / 201, abs=0.004)
+
+
+def test_the_sets_that_are_shown_leave_out_classes_from_so_many_images_on():
+    assert SHOWN in LEVELS
+    assert threshold_at(np.ones(LEAST), SHOWN) == 1.0 and threshold_at(np.ones(LEAST - 1), SHOWN) is None

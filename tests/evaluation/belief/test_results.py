@@ -55,12 +55,13 @@ def test_each_half_of_the_rows_or_groups_is_judged_by_the_numbers_of_the_other(p
 
     names, of_row_N = np.unique(groups_N[predictions.rows_N], return_inverse=True)
     is_first_N = (np.random.default_rng(SEED).permutation(len(names)) % 2 == 0)[of_row_N]
-    losses_N = np.empty(NUM_ROWS)
+    losses_N, confidences_N = np.empty(NUM_ROWS), np.empty(NUM_ROWS)
     is_in_NK = {level: np.zeros((NUM_ROWS, 3), dtype=bool) for level in LEVELS}
     for half_N in (is_first_N, ~is_first_N):
         temperature, sets = fitted(predictions.scores_NK[~half_N], predictions.labels[~half_N])
         p_NK = probabilities(predictions.scores_NK[half_N], temperature=temperature)
         losses_N[half_N] = -np.log(p_NK[np.arange(len(p_NK)), predictions.labels[half_N]])
+        confidences_N[half_N] = p_NK.max(axis=1)
         for level in LEVELS:
             is_in_NK[level][half_N] = sets_at(p_NK, sets[level])
     of_itself = results_of(predictions, stored, split, fingerprint="others")
@@ -69,6 +70,11 @@ def test_each_half_of_the_rows_or_groups_is_judged_by_the_numbers_of_the_other(p
         assert found["prediction_sets"][str(level)] == {"coverage": coverage, "mean_size": size}
     assert found["prediction_sets"] != of_itself["prediction_sets"]
     assert found["nll_at_temperature"] == pytest.approx(losses_N.mean())
+    # Expected calibration error, in 15 bins.
+    is_right_N, bin_N = predictions.ranks_N == 0, np.ceil(15 * confidences_N) - 1
+    gaps = [abs((confidences_N - is_right_N)[bin_N == number].sum()) for number in range(15)]
+    assert found["ece_at_temperature"] == pytest.approx(sum(gaps) / NUM_ROWS)
+    assert found["temperature"] == stored.temperature > 1.5 and found["calibrated_on"] == "dev"
 
 
 def test_rows_of_one_group_are_judged_by_what_is_stored(predictions):

@@ -13,6 +13,7 @@ from vitcli.evaluation.belief.selective import (
     points_at,
     recommended,
     results_of,
+    table_rows,
 )
 
 
@@ -102,3 +103,32 @@ def test_what_is_missed_or_not_needed_is_said(points, num_images, advice):
     is_missed = result["advice"].endswith("left-out training images); 99% is not reached")
     assert is_missed == (points[-1][1] in (29, 50) and num_images == 60)
     assert (result["recommended"] is None) == (num_images < selective.LEAST)
+
+
+def test_below_the_goal_the_most_accurate_threshold_is_recommended_and_of_equals_the_lowest():
+    points = [OperatingPoint(*each) for each in ((0.0, 90, 60), (0.4, 60, 54), (0.6, 50, 45), (0.7, 40, 35))]
+
+    assert recommended(points) == points[1] == recommended(points[::-1])
+    assert recommended([*points, OperatingPoint(0.9, 29, 29)]) == points[1]
+    assert recommended([]) is None
+
+
+def test_the_lowest_of_all_thresholds_that_reach_99_of_100_is_recommended():
+    good = [OperatingPoint(0.8, 100, 99), OperatingPoint(0.9, 50, 50)]
+
+    assert recommended([OperatingPoint(0.5, 1_000, 989), *good]) == good[0]
+    assert recommended(good[::-1]) == good[0]
+
+
+def test_a_table_has_each_number_of_answered_images_once():
+    given = ((0.0, 80, 60), (0.5, 80, 60), (0.6, 40, 39), (0.7, 40, 39), (0.8, 0, 0))
+    points = [OperatingPoint(*each).as_json() for each in given]
+
+    rows = table_rows({"points": points, "num_images": 80})
+    assert [row[:3] for row in rows] == [("0", "100.0%", "75.0%"), ("0.6", "50.0%", "97.5%")]
+    assert all(" to " in interval for *_, interval in rows)
+
+
+def test_the_accuracy_is_of_the_answered_images():
+    counts = ((1, 1), (1, 0), (3, 2), (0, 0))
+    assert [OperatingPoint(0.5, *each).accuracy for each in counts] == [1, 0, pytest.approx(2 / 3), 0]

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,6 +58,15 @@ def test_without_statistics_nothing_is_known_of_what_is_unlike(stored):
         believed(np.zeros((2, 3)), np.zeros((2, 4)), stored)
 
 
+def test_an_image_at_the_distance_is_still_like_the_training_images(stored):
+    features_ND, logits_NK = np.random.default_rng(2).normal(size=(3, 5)), np.zeros((3, 3))
+    scores_N = stored.unlike.of(stored.statistics, features_ND, np.full((3, 3), 1 / 3))
+    middle = replace(stored, distance=float(np.median(scores_N)))
+
+    found = believed(logits_NK, features_ND, middle).is_like_N
+    assert found.tolist() == (scores_N <= np.median(scores_N)).tolist() and found.sum() == 2
+
+
 DAMAGES = {
     "no object": lambda m: m.update({KEY: 3}),
     "a list": lambda m: m.update({KEY: [1, 2]}),
@@ -77,6 +87,7 @@ DAMAGES = {
     "one more right than answered": lambda m: m[KEY]["thresholds"][0].update(answered=7, right=8),
     "a part of an image": lambda m: m[KEY]["thresholds"][0].update(right=7.5),
     "no images": lambda m: m[KEY].update(num_images=None),
+    "a fingerprint that is a number": lambda m: m[KEY].update(fingerprint=7),
     "infinite distance": lambda m: m[KEY].update(distance=float("inf")),
     "a score without shrinkage": lambda m: m[KEY]["unlike"].pop("shrinkage"),
     "a shrinkage above 1": lambda m: m[KEY]["unlike"].update(shrinkage=1.5),

@@ -51,7 +51,9 @@ def test_a_temperature_counts_only_where_rows_show_it():
     assert fitted_temperature(logits_NK / 3, labels_N) == pytest.approx(1 / 3, rel=0.1)
     right = logits_NK.argmax(axis=1)
     assert 0 < fitted_temperature(logits_NK, right) < 0.2  # all are right: finite all the same
-    assert len(f"{fitted_temperature(3 * logits_NK, labels_N):g}".replace(".", "")) <= 6
+    found = fitted_temperature(3 * logits_NK, labels_N)
+    assert found == pytest.approx(1 / softmax_scale(3 * logits_NK, labels_N), rel=1e-5)  # six digits of it
+    assert found == float(f"{found:.6g}")
 
 
 def test_a_few_confident_mistakes_among_right_answers_change_nothing():

@@ -210,6 +210,29 @@ def test_a_limit_of_time_is_shared_by_the_runs_that_follow_one_another(monkeypat
     assert {one.schedule.max_minutes for one in each} == {minutes} and len(each) == 6
 
 
+def test_what_all_folds_took_is_added_and_their_deviation_is_that_of_a_sample(monkeypatch, tmp_path):
+    monkeypatch.setattr(folds.TrainingSummary, "written", lambda summary: summary)
+
+    def of_run(top1: float, elapsed_s: float, peak_gib: float, exaflops: float | None = 0.5) -> dict:
+        about = {"top1": top1, "loss": 1 - top1, "num_eval_examples": 10, "elapsed_s": elapsed_s}
+        return about | {"peak_memory_gib": peak_gib, "exaflops": exaflops, "num_held_out_seen": 2}
+
+    each = [of_run(0.5, 10.0, 1.0), of_run(0.7, 20.0, 4.0), of_run(0.9, 30.0, 2.0)]
+    runs = SimpleNamespace(
+        recipe=SimpleNamespace(data=SimpleNamespace(group_column="object")),
+        path=tmp_path,
+        _folded=SimpleNamespace(num_groups=8),
+    )
+    summary = CrossValidation._summary(runs, each, of_run(0.6, 40.0, 3.0), None)
+
+    assert (summary["folds"]["mean"], summary["folds"]["std"]) == (pytest.approx(0.7), pytest.approx(0.2))
+    assert [fold["top1"] for fold in summary["folds"]["runs"]] == [0.5, 0.7, 0.9]
+    assert (summary["elapsed_s"], summary["peak_memory_gib"], summary["exaflops"]) == (100.0, 4.0, 2.0)
+    assert summary["num_held_out_seen"] == 6  # of the folds, which are scored on different images
+    unknown = CrossValidation._summary(runs, each, of_run(0.6, 1.0, 1.0, exaflops=None), None)
+    assert unknown["exaflops"] is None
+
+
 @pytest.mark.slow
 def test_values_are_chosen_within_each_fold(objects, tmp_path):
     how = [word for word in words(objects, "--set", "data.dev_fraction=0.3") if word not in ("--lr", "0.02")]

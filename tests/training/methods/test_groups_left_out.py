@@ -1,5 +1,6 @@
 """Images of `data.group_column` are left out together wherever a probe head leaves out: against refits."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -141,7 +142,14 @@ def test_the_groups_of_the_data_reach_the_head_and_what_is_believed_of_it(photos
     layer, whole, _ = fit_heads(*parts, loss="softmax", balance="none")
     passes = OutputPasses(model, preprocessing, settings(), num_classes=train.num_classes)
     belief = believe(passes, train, choice, probe={"loss": "softmax", "balance": "none"})
+    of_all = passes.of(train)
+    unlabelled = replace(train, read_row=lambda row: (train.read_row(row)[0], row % 3 - 1))
+    of_labelled = passes.of(unlabelled)  # an image without a label shows nothing
 
+    assert of_labelled.labels_N.tolist() == [row % 3 - 1 for row in range(len(train)) if row % 3]
+    is_labelled_N = np.arange(len(train)) % 3 > 0
+    assert np.array_equal(of_labelled.features_ND, of_all.features_ND[is_labelled_N])
+    assert np.array_equal(of_labelled.logits_NK, of_all.logits_NK[is_labelled_N])
     groups = [None if part.groups_N is None else {*part.groups_N} for part in (train, choice)]
     assert [layer.facts["num_groups"], whole.facts["num_groups"]] == (
         [None, None] if rule is None else [len(groups[0]), 10]

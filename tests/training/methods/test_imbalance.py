@@ -68,6 +68,40 @@ def test_a_stopped_run_with_all_of_it_resumes_bit_for_bit(uneven, tmp_path):
     assert fingerprint(out) == fingerprint(tmp_path / "unbroken")
 
 
+@pytest.mark.parametrize("rule", ["none", "balanced", "sqrt"])
+def test_weights_in_the_loss_are_by_the_sizes_of_the_classes_and_1_in_the_mean(rule):
+    """Of eight and two images: n^-1 and n^-1/2, times what makes the mean over the images 1."""
+    labels = np.repeat([0, 1], [8, 2])
+    split = SimpleNamespace(read_labels=lambda: labels, num_classes=2)
+    recipe = SimpleNamespace(objective=SimpleNamespace(class_weights=rule))
+
+    found = imbalance.loss_weights(split, recipe)
+    if rule == "none":
+        assert found == ()
+    else:
+        expected = np.array([8.0, 2.0]) ** (-1.0 if rule == "balanced" else -0.5)
+        expected /= expected[labels].mean()
+        assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("weights", "sampling", "rule"),
+    [
+        ("none", "uniform", "none"),
+        ("none", "sqrt", "sqrt"),
+        ("balanced", "uniform", "balanced"),
+        ("balanced", "sqrt", "balanced"),  # both: the loss, which a closed form can weigh by
+        ("sqrt", "balanced", "sqrt"),
+    ],
+)
+def test_the_rule_of_classes_is_that_of_the_loss_and_else_that_of_drawing(weights, sampling, rule):
+    recipe = SimpleNamespace(
+        objective=SimpleNamespace(class_weights=weights), data=SimpleNamespace(sampling=sampling)
+    )
+
+    assert imbalance.balance_of(recipe) == rule
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [({"has_several_labels": True}, "have several labels each"), ({"is_large": True}, "order of its shards")],

@@ -201,7 +201,7 @@ def _labels(result: dict[str, Any]) -> Iterator[Finding]:
 def _sizes(result: dict[str, Any]) -> Iterator[Finding]:
     rows = {
         "large": (
-            f"more than {LARGE_PIXELS // 10**6} megapixels and take long to decode",
+            f"more than {LARGE_PIXELS // 10**6} megapixels, which take long to decode",
             "store them smaller",
         ),
         "small": (f"a side below {SMALL_SIDE} pixels", ""),

@@ -168,7 +168,7 @@ def folds_of_classes(labels_N: np.ndarray, *, num_classes: int) -> np.ndarray | 
     if num_known < LEAST_CLASSES:
         return None
     fold_K = np.zeros(num_classes, dtype=np.int64)
-    fold_K[np.unique(labels_N)] = np.arange(num_known) % min(NUM_CLASS_FOLDS, num_known)
+    fold_K[np.unique(labels_N)] = np.arange(num_known) % NUM_CLASS_FOLDS
     return fold_K
 
 

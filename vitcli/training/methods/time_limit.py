@@ -180,8 +180,9 @@ class TimeLimit:
         speed = f"{duration(self._step_s)} a step"
         if self.scoring.num_final * self.score_s >= 0.1:
             speed += f", {duration(self.scoring.num_final * self.score_s)} for the final evaluation"
-        when = f"for the end after {limit}" if end_s <= (1 + LATE) * self.limit_s else f"{limit} are over"
-        return f"time: {steps} {was} {when} ({speed})"
+        is_on_time = end_s <= (1 + LATE) * self.limit_s
+        when = f" for the end after {limit}" if is_on_time else f", as {limit} are over"
+        return f"time: {steps} {was}{when} ({speed})"
 
     def _end_s(self, step: int, total_steps: int) -> float:
         """Return the forecast of the whole time of a run of `total_steps`, after `step`."""
