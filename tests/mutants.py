@@ -3,14 +3,18 @@
 A break is a text that occurs once in its file, and what takes its place. It belongs to the tests of which one
 must fail. Those are fast, and need no data or weights besides what they make themselves. Here are the breaks
 of what a run must keep; those of what a result rests on are in `mutants_of_results.py`, those that a review
-misses most easily in `mutants_of_parts.py`, and package by package in `mutants_by_package.py`.
+misses most easily in `mutants_of_parts.py`, and package by package in the others.
 """
 
 from dataclasses import dataclass
 
-from tests.mutants_by_package import BY_PACKAGE
+from tests.mutants_of_data import OF_DATA
+from tests.mutants_of_files import OF_FILES
 from tests.mutants_of_parts import OF_PARTS
 from tests.mutants_of_results import OF_RESULTS
+from tests.mutants_of_scores import OF_SCORES
+from tests.mutants_of_screens import OF_SCREENS
+from tests.mutants_of_training import OF_TRAINING
 
 
 @dataclass(frozen=True)
@@ -424,9 +428,10 @@ OF_RUNS = {
     },
 }
 
+BY_PACKAGE = (OF_DATA, OF_FILES, OF_SCORES, OF_SCREENS, OF_TRAINING)
 MUTANTS = [
     Mutant(what, file, before, after, tests)
-    for part in (OF_RUNS, OF_RESULTS, OF_PARTS, BY_PACKAGE)
+    for part in (OF_RUNS, OF_RESULTS, OF_PARTS, *BY_PACKAGE)
     for (file, tests), breaks in part.items()
     for what, (before, after) in breaks.items()
 ]

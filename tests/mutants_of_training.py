@@ -1,0 +1,302 @@
+"""Deliberate breaks of training: heads, rates, parts of a run, and many runs."""
+
+# By file and tests: what each break does, the text before and after it.
+OF_TRAINING = {
+    ("vitcli/training/methods/refit.py", "tests/training/methods/test_refit.py"): {
+        "the closed form takes the place of the tuned head": (
+            "tuned[name] + fitted[name].to(tuned[name].device)",
+            "fitted[name].to(tuned[name].device)",
+        ),
+        "each pass takes the time of the steps": ("int(PART_OF_RUN * plan.images_seen)", "plan.images_seen"),
+    },
+    ("vitcli/training/run.py", "tests/training/methods/test_refit.py"): {
+        "labels are checked by the features that know them": (
+            "refit.facts_of(state.frozen_head or None, after)",
+            "refit.facts_of(after.facts, after)",
+        ),
+        "the head is refitted on weights that are not delivered": (
+            "            state.average = None\n        if num_layers",
+            "            pass\n        if num_layers",
+        ),
+    },
+    ("vitcli/training/methods/refit.py", "tests/training/methods/test_layered_refit.py"): {
+        "familiar images are trained on at the higher rate": ("FAMILIAR = 0.6", "FAMILIAR = 0.7"),
+        "several layers need not be ahead by more than nothing": ("AHEAD = 0.1", "AHEAD = 0.0"),
+        "the rate is chosen by the features of several layers": (
+            'before.get("one_layer_top1", before.get("left_out_top1"))',
+            'before.get("left_out_top1")',
+        ),
+    },
+    ("vitcli/training/run.py", "tests/training/methods/test_layered_refit.py"): {
+        "a layered head is not described": (
+            "self.job = evaluation.job = self.job.with_layered_head(num_layers)",
+            "pass",
+        ),
+        "the higher rate is not taken": ("self.job = evaluation.job = self.job.with_lr(lr)", "pass"),
+    },
+    ("vitcli/training/many_runs/average_inputs.py", "tests/training/methods/test_layered_refit.py"): {
+        "heads of other layers are averaged": (
+            "architectures = asdict(one.arch), asdict(other.arch)",
+            "architectures = other.arch.with_head(2).as_dict(), one.arch.with_head(2).as_dict()",
+        ),
+    },
+    ("vitcli/training/schedule.py", "tests/training/test_schedule.py"): {
+        "a warm-up in percent is rounded down": (
+            'round(float(warmup.removesuffix("%")) / 100 * total_steps)',
+            'int(float(warmup.removesuffix("%")) / 100 * total_steps)',
+        ),
+    },
+    (
+        "vitcli/training/methods/imbalance.py",
+        "tests/training/methods/test_imbalance.py::test_a_last_class_without_images_has_a_weight_of_its_own",
+    ): {
+        "a last class without images has no weight": ("minlength=train_split.num_classes", "minlength=0"),
+    },
+    ("vitcli/training/many_runs/sweep_results.py", "tests/training/test_sweep_results.py"): {
+        "two arms have one folder": ("is_usable = len(set(names)) == len(names) and", "is_usable ="),
+    },
+    (
+        "vitcli/training/methods/time_limit.py",
+        "tests/training/test_time_limit.py::test_a_run_scores_what_it_reports_on_and_what_it_chooses_by",
+    ): {
+        "patience scores nothing at the end": ("+ (recipe.train.patience > 0)", ""),
+    },
+    (
+        "vitcli/training/methods/believing.py",
+        "tests/training/methods/test_believing.py::test_no_image_of_those_that_choose_the_distance_is_flagged_by_it_as_it_is_stored",
+    ): {
+        "a stored distance is rounded down": ("-_rounded_down(-chosen[0])", "_rounded_down(chosen[0])"),
+    },
+    ("vitcli/training/methods/thresholds.py", "tests/training/methods/test_thresholds.py"): {
+        "images of other classes calibrate a network": (
+            "return split if is_same and not split.is_large else choice",
+            "return split",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/parallel_runs.py",
+        "tests/training/test_sweep.py::test_runs_side_by_side_are_each_on_a_gpu_of_its_own_among_those_that_may_be_used",
+    ): {
+        "all runs are on the first GPU": (
+            "visible[slot] if slot < len(visible) else str(slot)",
+            "visible[0] if visible else str(slot)",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/sweep_results.py",
+        "tests/training/test_sweep_results.py::test_intervals_that_touch_cannot_be_told_apart",
+    ): {
+        "intervals that touch are told apart": (
+            'choice["dev_interval"][1] >= best["dev_interval"][0]',
+            'choice["dev_interval"][1] > best["dev_interval"][0]',
+        ),
+    },
+    (
+        "vitcli/training/many_runs/folds.py",
+        "tests/training/many_runs/test_folds.py::test_a_limit_of_time_is_shared_by_the_runs_that_follow_one_another",
+    ): {
+        "the run on all images has no part of the time": (
+            "ceil(self.recipe.train.folds / max(1, self.options.arms_parallel)) + 1",
+            "ceil(self.recipe.train.folds / max(1, self.options.arms_parallel))",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/average_inputs.py",
+        "tests/training/many_runs/test_average_choice.py::test_runs_come_in_the_order_of_their_seeds",
+    ): {
+        "seed 10 comes before seed 9": (
+            "key=lambda path: (len(path.name), path.name)",
+            "key=lambda path: path.name",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/sweep_results.py",
+        "tests/training/test_sweep_results.py::test_held_out_images_that_every_arm_had_seen_are_counted_once",
+    ): {
+        "images that all arms have seen count for each arm": (
+            'max((arm.get("num_held_out_seen") or 0 for arm in arms), default=0)',
+            'sum(arm.get("num_held_out_seen") or 0 for arm in arms)',
+        ),
+    },
+    (
+        "vitcli/training/methods/early_stopping.py",
+        "tests/training/test_early_stopping.py::test_an_evaluation_that_is_made_again_after_an_interruption_counts_once",
+    ): {
+        "an evaluation made again counts again": ("if step == self.last_step:", "if False:"),
+    },
+    (
+        "vitcli/training/many_runs/sweep_results.py",
+        "tests/training/test_sweep_results.py::test_the_speed_of_several_runs_is_all_their_images_by_all_their_time",
+    ): {
+        "the memory of several runs is that of the first": (
+            'max(summary["peak_memory_gib"] for summary in summaries)',
+            'summaries[0]["peak_memory_gib"]',
+        ),
+        "the speed of several runs is by the time of one": (
+            'seconds = sum(final["elapsed_s"] for final in finals)',
+            'seconds = finals[0]["elapsed_s"]',
+        ),
+    },
+    (
+        "vitcli/training/methods/delivery.py",
+        "tests/training/test_probe_head.py::test_weights_that_are_always_wrong_come_before_weights_whose_outputs_are_no_numbers",
+    ): {
+        "outputs that are no numbers are as good as wrong ones": (
+            "-1.0 if scores[alpha] is None else scores[alpha]",
+            "0.0 if scores[alpha] is None else scores[alpha]",
+        ),
+    },
+    (
+        "vitcli/training/optim.py",
+        "tests/training/test_optim.py::test_adam_steps_are_those_of_the_formula_with_decay_apart_from_the_gradient",
+    ): {
+        "Adam's epsilon is that of torch": (
+            "lr=0.0, betas=betas, eps=eps, fused=fused",
+            "lr=0.0, betas=betas, fused=fused",
+        ),
+    },
+    (
+        "vitcli/training/gradients.py",
+        "tests/training/test_gradients.py::test_what_is_left_of_a_tree_is_added_from_the_right",
+    ): {
+        "what is left of a tree of sums is added from the left": (
+            ("total = sums.pop()\n    while sums:\n        left = sums.pop()"),
+            ("total = sums.pop(0)\n    while sums:\n        left = sums.pop(0)"),
+        ),
+    },
+    (
+        "vitcli/training/results.py",
+        "tests/training/test_finetune.py::test_an_unreadable_image_before_a_stop_is_counted_by_the_run_that_goes_on",
+    ): {
+        "ten of the images that were left out are named": (
+            '"skipped_images": sorted(skipped)[:100]',
+            '"skipped_images": sorted(skipped)[:10]',
+        ),
+    },
+    (
+        "vitcli/training/methods/believing.py",
+        "tests/training/methods/test_groups_left_out.py::test_the_groups_of_the_data_reach_the_head_and_what_is_believed_of_it",
+    ): {
+        "images without labels show what may be believed": ('& (columns["labels"] >= 0)', ""),
+    },
+    (
+        "vitcli/training/methods/imbalance.py",
+        "tests/training/methods/test_imbalance.py::test_the_rule_of_classes_is_that_of_the_loss_and_else_that_of_drawing",
+    ): {
+        "weights of classes in the loss are no balance": (
+            "rules = (recipe.objective.class_weights, recipe.data.sampling)",
+            "rules = (recipe.data.sampling,)",
+        ),
+    },
+    (
+        "vitcli/training/methods/time_limit.py",
+        "tests/training/test_time_limit.py::test_a_run_is_planned_again_if_it_ends_a_hundredth_late_or_three_early",
+    ): {
+        "a run may end a third of its time early": (
+            "late_s < -EARLY * self.limit_s",
+            "late_s < -10 * EARLY * self.limit_s",
+        ),
+    },
+    (
+        "vitcli/training/methods/time_limit.py",
+        "tests/training/test_time_limit.py::test_a_run_that_is_killed_loses_a_twentieth_of_its_time_or_five_seconds",
+    ): {
+        "a killed run of an hour has saved every five seconds": (
+            "max(LEAST_SAVED_S, self.limit_s * SAVED_AFTER)",
+            "min(LEAST_SAVED_S, self.limit_s * SAVED_AFTER)",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/average.py",
+        "tests/training/many_runs/test_average.py::test_each_method_is_the_arithmetic_of_its_paper",
+    ): {
+        "the mean accuracy of runs is their best": (
+            'mean(run.summary["top1"] for run in task.runs)',
+            'max(run.summary["top1"] for run in task.runs)',
+        ),
+    },
+    (
+        "vitcli/training/many_runs/folds.py",
+        "tests/training/many_runs/test_folds.py::test_what_all_folds_took_is_added_and_their_deviation_is_that_of_a_sample",
+    ): {
+        "the deviation of folds is that of a population": (
+            '"std": stdev(accuracies)',
+            '"std": float(np.std(accuracies))',
+        ),
+    },
+    (
+        "vitcli/training/many_runs/parallel_runs.py",
+        "tests/training/test_sweep.py::test_runs_side_by_side_share_the_cores_and_have_the_options_of_the_sweep",
+    ): {
+        "runs side by side each take all cores": (
+            "max(1, launch.cpu_count() // options.arms_parallel)",
+            "launch.cpu_count()",
+        ),
+    },
+    (
+        "vitcli/training/methods/time_limit.py",
+        "tests/training/test_time_limit.py::test_a_run_that_slows_down_is_planned_again_after_a_quarter_of_the_time_that_is_left",
+    ): {
+        "the end of a run is looked at again after half the time": (
+            "CHECKED_AFTER = 1 / 4",
+            "CHECKED_AFTER = 1 / 2",
+        ),
+    },
+    (
+        "vitcli/training/methods/time_limit.py",
+        "tests/training/test_time_limit.py::test_too_short_a_time_is_an_error_of_the_first_plan_alone",
+    ): {
+        "half a minute is advised as a whole one": (
+            "math.ceil(needed_s / 30) / 2",
+            "math.ceil(needed_s / 60)",
+        ),
+    },
+    (
+        "vitcli/training/methods/time_limit.py",
+        "tests/training/test_time_limit.py::test_the_last_two_steps_are_made_as_they_were_planned",
+    ): {
+        "the last steps are planned again": ("total_steps - step > FEWEST_STEPS", "True"),
+    },
+    (
+        "vitcli/training/methods/time_limit.py",
+        "tests/training/test_time_limit.py::test_a_new_plan_is_told_with_the_speed_and_the_time_that_scoring_takes",
+    ): {
+        "a run that ends on time is said to be late": (
+            "is_on_time = end_s <= (1 + LATE) * self.limit_s",
+            "is_on_time = end_s <= self.limit_s / 2",
+        ),
+    },
+    (
+        "vitcli/training/methods/imbalance.py",
+        "tests/training/methods/test_imbalance.py::test_weights_in_the_loss_are_by_the_sizes_of_the_classes_and_1_in_the_mean",
+    ): {
+        "classes have weights where none are asked for": (
+            ('if recipe.objective.class_weights == "none":\n        return ()'),
+            ('if recipe.objective.class_weights == "balanced":\n        return ()'),
+        ),
+    },
+    (
+        "vitcli/training/gradients.py",
+        "tests/training/test_gradients.py::test_a_part_is_the_largest_that_leaves_a_tree_and_else_the_largest_that_divides",
+    ): {
+        "a step that makes no tree has parts of one image": ("default=divisors[-1])", "default=divisors[0])"),
+    },
+    (
+        "vitcli/training/many_runs/sweep_results.py",
+        "tests/training/test_sweep_results.py::test_values_beyond_the_edge_go_up_or_down_by_about_three",
+    ): {
+        "a rate that is hardly another one is advised": (
+            "if step > 1.5 * value][:2]",
+            "if step > 1.0 * value][:2]",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/parallel_runs.py",
+        "tests/training/test_sweep.py::test_a_run_that_ended_with_an_error_is_named_with_the_end_of_its_output",
+    ): {
+        "a run that failed beside others is passed over": (
+            ("    if code == 0:\n        return\n"),
+            ("    if code >= 0:\n        return\n"),
+        ),
+    },
+}
