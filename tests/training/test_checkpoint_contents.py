@@ -89,6 +89,26 @@ FORGERIES = {
 }
 
 
+def test_a_checkpoint_names_all_that_decides_the_bits_of_its_run(stopped):
+    (folder,) = (stopped / "checkpoints").glob("step_0000005")
+    stored = json.loads((folder / "state.json").read_text())["fingerprint"]
+
+    data = {"train_data", "eval_data", "train_images", "eval_images", "train_files", "eval_files"}
+    steps = {
+        "per_device_batch",
+        "num_processes",
+        "sharded",
+        "exact",
+        "compile",
+        "precision",
+        "device",
+        "threads",
+    }
+    assert stored.keys() >= data | steps | {"torch", "timm", "vit"}
+    assert stored["precision"] == "fp32" and stored["device"] == "cpu" and stored["exact"] is False
+    assert stored["train_data"] != stored["eval_data"] and stored["train_images"] != stored["eval_images"]
+
+
 def test_no_forged_checkpoint_is_continued_from(stopped, photos, tmp_path):
     words = (*SMALL, "--dataset", photos, "--steps", 8, *TRICKY)
     for name, forge in FORGERIES.items():

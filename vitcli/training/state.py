@@ -23,6 +23,7 @@ from vitcli.recipe.schema import PROBE, REFIT
 from vitcli.training import checkpoint
 from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.gradients import DdpSum, PairwiseSum, ShardedSum
+from vitcli.training.methods import refit
 from vitcli.training.methods.early_stopping import BestWeights
 from vitcli.training.methods.start import StartWeights, copy_of, start_weights
 from vitcli.training.methods.time_limit import TimeLimit
@@ -191,7 +192,7 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
     if state.start:
         state.start.restore(saved.tensors["start"], saved.state["probe_head"])
     if job.recipe.model.head == REFIT:
-        state.frozen_head = saved.state.get("frozen_head", {})
+        state.frozen_head = refit.restored(saved.state.get("frozen_head", {}))
     if not saved.state.get("fused"):  # begun without: by an older version or on another device
         unfuse(state.optimizer)
     checkpoint.restore_optimizer(state.model, state.optimizer, saved.tensors["optimizer"])

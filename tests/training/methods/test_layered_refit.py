@@ -17,7 +17,7 @@ from tests.conftest import run, vit
 from tests.training.test_finetune import TRICKY, fingerprint, when_logged
 from vitcli import load_model
 from vitcli import recipe as recipes
-from vitcli.errors import VitError
+from vitcli.errors import VitError, WeightsError
 from vitcli.features.least_squares import BIAS, STD_ADDED
 from vitcli.features.suspects import LEAST_KNOWN
 from vitcli.models.build import TransformerOptions, architecture, build
@@ -293,6 +293,22 @@ def test_a_dry_run_names_what_is_chosen_between(photos):
     rates = "rate 0.01, or 0.03 where frozen features know less than 60%"
     assert rates in shown and "head on one layer, or on 6 where these know 10 points more" in shown
     assert len(some["candidates"]) == 2 and fixed["candidates"] == []
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [0.5, [], "x", {"left_out_top1": "0.9"}, {"one_layer_top1": 1.5}, {"layered_top1": -1},
+     {"head_layers": "2"}, {"head_layers": -1}, {"left_out_top1": True}],
+)  # fmt: skip
+def test_facts_that_no_run_has_written_are_refused(stored):
+    with pytest.raises(WeightsError, match="closed form before training are damaged"):
+        refit.restored(stored)
+
+
+def test_facts_of_a_run_are_restored():
+    facts = {"left_out_top1": None, "one_layer_top1": 0.25, "layered_top1": 1.0, "head_layers": 2, "l2": 8.0}
+
+    assert refit.restored(facts) == facts and refit.restored({}) == {}
 
 
 def test_a_rate_that_is_asked_for_is_the_rate():

@@ -30,7 +30,7 @@ from torch import nn
 from vitcli.data.parts.cuts import random_subset
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
-from vitcli.errors import VitError
+from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.models.layered_head import can_read_layers, columns_of_token, with_layered_head
 from vitcli.recipe import Recipe
@@ -153,6 +153,32 @@ def lr_of(recipe: Recipe, before: dict[str, Any]) -> float:
     top1 = before.get("one_layer_top1", before.get("left_out_top1"))
     is_unfamiliar = top1 is not None and top1 < FAMILIAR
     return recipe.optimizer.unfamiliar_lr or recipe.optimizer.lr if is_unfamiliar else recipe.optimizer.lr
+
+
+def restored(stored: Any) -> dict[str, Any]:
+    """Return the facts of the closed form before training as a checkpoint has them.
+
+    Raises:
+        WeightsError: they decide about the rate and the head of a run, and no run has written these.
+    """
+    known = stored if isinstance(stored, dict) else {"head_layers": None}
+    top1s = [known.get(key) for key in ("left_out_top1", "one_layer_top1", "layered_top1")]
+    layers = known.get("head_layers", 0)
+    if (
+        type(layers) is not int
+        or layers < 0
+        or not all(_is_accuracy(top1) for top1 in top1s if top1 is not None)
+    ):
+        raise WeightsError(
+            "the accuracies of the closed form before training are damaged",
+            where="state.json of the checkpoint, frozen_head",
+            fix="restore that file, or start a new run in another folder",
+        )
+    return known
+
+
+def _is_accuracy(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1
 
 
 def layers_of(before: dict[str, Any] | None) -> int:
