@@ -254,10 +254,10 @@ def test_the_key_belongs_to_a_refitted_head(photos):
     ("facts", "lr"),
     [
         ({"left_out_top1": 0.59}, 0.03),
-        ({"left_out_top1": 0.6}, 0.005),
+        ({"left_out_top1": 0.6}, 0.01),
         ({"left_out_top1": 0.9, "one_layer_top1": 0.59, "layered_top1": 0.9}, 0.03),  # as training starts
-        ({"left_out_top1": None}, 0.005),
-        ({}, 0.005),
+        ({"left_out_top1": None}, 0.01),
+        ({}, 0.01),
     ],
 )
 def test_the_rate_is_higher_where_the_frozen_features_of_the_last_layer_know_too_little(facts, lr):
@@ -290,7 +290,7 @@ def test_a_dry_run_names_what_is_chosen_between(photos):
         for name in ("modern/finetune-some", "finetune/default")
     )
 
-    rates = "rate 0.005, or 0.03 where frozen features know less than 60%"
+    rates = "rate 0.01, or 0.03 where frozen features know less than 60%"
     assert rates in shown and "head on one layer, or on 6 where these know 10 points more" in shown
     assert len(some["candidates"]) == 2 and fixed["candidates"] == []
 
