@@ -420,6 +420,12 @@ OF_SCORES = {
         ),
     },
     (
+        "vitcli/evaluation/compare.py",
+        "tests/evaluation/test_compare.py::test_losses_and_gains_are_sorted_by_size_and_equal_ones_by_the_images_of_the_class",
+    ): {
+        "classes that lost most come last": ("(-abs(gains_K[label]), ", "(-gains_K[label], "),
+    },
+    (
         "vitcli/evaluation/regression.py",
         "tests/evaluation/test_regression.py::test_a_damaged_scale_is_refused",
     ): {

@@ -649,6 +649,15 @@ OF_SCREENS = {
             "run.path == Path(ckpt)",
         ),
     },
+    (
+        "vitcli/report/costs.py",
+        "tests/report/test_report.py::test_the_settings_of_a_run_have_the_rate_that_it_was_trained_with",
+    ): {
+        "the rate is that of the recipe": (
+            'summary.lr if summary.lr is not None else run.recipe.get("optimizer.lr")',
+            'run.recipe.get("optimizer.lr")',
+        ),
+    },
     ("vitcli/report/costs.py", "tests/report/test_report.py::test_a_run_under_way_tells_its_step"): {
         "a run under way has no fraction": (
             "fraction = now.step / now.total_steps if now.total_steps else None",

@@ -223,6 +223,14 @@ OF_TRAINING = {
             '"std": stdev(accuracies)',
             '"std": float(np.std(accuracies))',
         ),
+        "folds: the memory of the run on all images does not count": (
+            'max(summary["peak_memory_gib"] for summary in everything)',
+            'max(summary["peak_memory_gib"] for summary in folds)',
+        ),
+        "folds: the time of the run on all images does not count": (
+            "known = {key: [summary.get(key) for summary in everything] for key in SUMMED}",
+            "known = {key: [summary.get(key) for summary in folds] for key in SUMMED}",
+        ),
     },
     (
         "vitcli/training/many_runs/parallel_runs.py",

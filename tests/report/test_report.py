@@ -112,6 +112,16 @@ def test_a_selection_is_one_run_with_its_choices_and_its_seeds(tmp_path):
     assert texts(result, "runs")[0][-1] == "95.00 (seed 0), 96.00 (seed 1), 97.00 (seed 2)"
 
 
+def test_the_settings_of_a_run_have_the_rate_that_it_was_trained_with(tmp_path):
+    """The summary knows what the recipe left to be chosen; of an older version it has no rate."""
+    made.finetuned(tmp_path / "a", 0.9, lr=0.03, chosen={"optimizer.lr": 0.01})
+    made.finetuned(tmp_path / "b", 0.9, lr=0.02, chosen={"optimizer.lr": None})
+
+    settings = [row[5:10] for row in texts(run("report", tmp_path, "--json").json, "runs")]
+
+    assert settings == [["b16", "384", "500", "64", rate] for rate in ("0.01", "0.02")]
+
+
 def test_a_choice_whose_loss_was_not_finite_says_so(tmp_path):
     choices = [
         {"optimizer.lr": 0.01, "dev_top1": 0.8, "dev_loss": 0.5},
