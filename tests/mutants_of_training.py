@@ -307,4 +307,22 @@ OF_TRAINING = {
             ("    if code >= 0:\n        return\n"),
         ),
     },
+    (
+        "vitcli/training/methods/early_stopping.py",
+        "tests/training/test_early_stopping.py::test_the_best_is_that_of_the_highest_precision_or_accuracy_and_then_of_the_smallest_loss",
+    ): {
+        "several labels are kept by their top-1": (
+            '("mean_ap", "top1")',
+            '("top1", "mean_ap")',
+        ),
+    },
+    (
+        "vitcli/training/methods/held_out.py",
+        "tests/training/test_early_stopping.py::test_a_tenth_of_the_images_is_held_out_to_choose_by_and_never_more_than_500",
+    ): {
+        "a thousand images are held out to choose by": (
+            "FRACTION, MOST = 0.1, 500",
+            "FRACTION, MOST = 0.1, 1000",
+        ),
+    },
 }
