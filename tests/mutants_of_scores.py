@@ -568,4 +568,25 @@ OF_SCORES = {
             'pa.array(predictions.targets_N.astype("float32"), pa.float64())',
         ),
     },
+    (
+        "vitcli/features/choose.py",
+        "tests/features/test_choose.py::test_the_advice_is_the_shallowest_tie_of_the_best_checkpoint_and_how_much_faster_it_is",
+    ): {
+        "a shallow layer is so many times slower": (
+            "_rate(backbone, first.combination) / backbone.speed.images_per_s[0]",
+            "backbone.speed.images_per_s[0] / _rate(backbone, first.combination)",
+        ),
+        "the most accurate tie is advised": (
+            "key=lambda score: (score.combination.depth, -score.accuracy)",
+            "key=lambda score: (-score.accuracy, score.combination.depth)",
+        ),
+        "the last layer is advised in place of itself": (
+            "and score.combination.depth < last",
+            "and score.combination.depth <= last",
+        ),
+        "the rate of a layer is that of the one before": (
+            "return rates[0 if depth == backbone.layout.num_layers else depth]",
+            "return rates[0 if depth == backbone.layout.num_layers else depth - 1]",
+        ),
+    },
 }
