@@ -325,4 +325,31 @@ OF_TRAINING = {
             "FRACTION, MOST = 0.1, 1000",
         ),
     },
+    (
+        "vitcli/training/methods/believing.py",
+        "tests/training/methods/test_believing.py::test_the_score_of_a_probe_is_chosen_by_the_closed_form_without_each_class",
+    ): {
+        "new classes are told by scores without the temperature": (
+            'head.facts["temperature"] * least_squares.left_out_scores(solution)',
+            "least_squares.left_out_scores(solution)",
+        ),
+    },
+    (
+        "vitcli/training/methods/believing.py",
+        "tests/training/methods/test_believing.py::test_the_score_of_a_network_is_that_which_tells_each_left_out_class_from_the_others",
+    ): {
+        "the first class is never left out": (
+            "fold_N = np.full(len(labels_N), -1)",
+            "fold_N = np.full(len(labels_N), 0)",
+        ),
+    },
+    (
+        "vitcli/training/methods/believing.py",
+        "tests/training/methods/test_believing.py::test_rows_whose_outputs_overflow_are_left_out_with_their_labels_and_groups",
+    ): {
+        "overflown outputs are calibrated by": (
+            'seen_N & columns["outputs"].isfinite().all(dim=1) & (columns["labels"] >= 0)',
+            'seen_N & (columns["labels"] >= 0)',
+        ),
+    },
 }
