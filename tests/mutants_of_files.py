@@ -440,4 +440,22 @@ OF_FILES = {
             "        pass\n",
         ),
     },
+    (
+        "vitcli/output/user_cache.py",
+        "tests/output/test_user_cache.py::test_ages_as_people_write_them",
+    ): {
+        "a week of the cache has five days": (
+            '"w": 7 * 86400',
+            '"w": 5 * 86400',
+        ),
+    },
+    (
+        "vitcli/models/gelu.py",
+        "tests/models/test_gelu.py::test_in_float64_the_kernel_is_torchs_tanh_form_and_its_derivative",
+    ): {
+        "a digit of GELU's constant is missing": (
+            "CUBIC = 0.044715",
+            "CUBIC = 0.0447",
+        ),
+    },
 }

@@ -730,4 +730,57 @@ OF_SCREENS = {
     ): {
         "the memory of a process is in MiB": ("return int(kib) / 2**20", "return int(kib) / 2**10"),
     },
+    (
+        "vitcli/output/profile.py",
+        "tests/output/test_profile.py::test_the_intervals_of_phases_are_those_of_their_first_beginnings_and_last_ends",
+    ): {
+        "what follows an optimizer is a copy": (
+            "if before is not None and any(b == before for _, b in data):",
+            "if before is not None:",
+        ),
+        "a backward pass ends with its last function to begin": (
+            "max(b for _, b in calls)",
+            "calls[-1][1]",
+        ),
+    },
+    (
+        "vitcli/bench/data.py",
+        "tests/bench/test_bench.py::test_comparisons_are_of_ours_against_theirs_by_the_clock_and_by_cpu_time",
+    ): {
+        "a second epoch is so many times slower": (
+            'ratio(second, theirs)["ratio"]',
+            'ratio(theirs, second)["ratio"]',
+        ),
+        "CPU time is compared with that of worker processes": (
+            '"cpu_ratio": ratio(ours, in_process, "cpu_s")["ratio"]',
+            '"cpu_ratio": ratio(ours, theirs, "cpu_s")["ratio"]',
+        ),
+    },
+    (
+        "vitcli/bench/infer.py",
+        "tests/bench/test_bench.py::test_comparisons_are_of_ours_against_theirs_by_the_clock_and_by_cpu_time",
+    ): {
+        "inference is compared the other way round": (
+            'ratio(laps["ours"], laps["timm"])',
+            'ratio(laps["timm"], laps["ours"])',
+        ),
+    },
+    (
+        "vitcli/bench/train.py",
+        "tests/bench/test_bench.py::test_comparisons_are_of_ours_against_theirs_by_the_clock_and_by_cpu_time",
+    ): {
+        "training is compared the other way round": (
+            "**ratio(ours, theirs)",
+            "**ratio(theirs, ours)",
+        ),
+    },
+    (
+        "vitcli/report/tables.py",
+        "tests/report/test_report.py::test_compute_has_the_unit_of_its_largest_value",
+    ): {
+        "digits of compute go by exaFLOPs": (
+            "if largest * scale < 1e4",
+            "if largest < 1e4",
+        ),
+    },
 }

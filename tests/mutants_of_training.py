@@ -210,6 +210,18 @@ OF_TRAINING = {
         "vitcli/training/many_runs/average.py",
         "tests/training/many_runs/test_average.py::test_each_method_is_the_arithmetic_of_its_paper",
     ): {
+        "the ratio of Model Stock is that of one tensor": (
+            "return replace(candidate, ratio=mean(ratios))",
+            "return replace(candidate, ratio=ratios[0])",
+        ),
+        "stored weights of runs are those of their mean": (
+            '"sha256": run["sha256"], "weight": run["weight"]',
+            '"sha256": run["sha256"], "weight": 1 / len(record["runs"])',
+        ),
+        "an average takes the time of its first run": (
+            "None if None in values else sum(values) for name, values in totals.items()",
+            "None if None in values else values[0] for name, values in totals.items()",
+        ),
         "the mean accuracy of runs is their best": (
             'mean(run.summary["top1"] for run in task.runs)',
             'max(run.summary["top1"] for run in task.runs)',
@@ -350,6 +362,24 @@ OF_TRAINING = {
         "overflown outputs are calibrated by": (
             'seen_N & columns["outputs"].isfinite().all(dim=1) & (columns["labels"] >= 0)',
             'seen_N & (columns["labels"] >= 0)',
+        ),
+    },
+    (
+        "vitcli/training/many_runs/average_inputs.py",
+        "tests/training/many_runs/test_average_choice.py::test_an_average_was_trained_on_what_any_of_its_runs_was",
+    ): {
+        "an average was trained on the images of its first run": (
+            "np.unique(np.concatenate(digests))",
+            "digests[0]",
+        ),
+    },
+    (
+        "vitcli/training/methods/time_limit.py",
+        "tests/training/test_time_limit.py::test_images_that_are_still_to_be_scored_are_counted_by_hand",
+    ): {
+        "evaluations behind the end are counted": (
+            "return max(0, times) * self.num_periodic",
+            "return times * self.num_periodic",
         ),
     },
 }

@@ -17,6 +17,7 @@ from tests import report_runs as made
 from tests.cli.test_app import check_error
 from tests.conftest import run
 from vitcli.report import report as reports
+from vitcli.report.tables import compute_column
 
 
 @pytest.fixture
@@ -725,3 +726,20 @@ def test_the_report_loads_neither_torch_nor_datasets(runs):
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
     assert (shown.returncode, shown.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("exaflops", "unit", "texts"),
+    [
+        ([0.5, None, 12_345.678], "exaFLOPs", ["0", "", "12,346"]),
+        ([0.0125, 0.002], "exaFLOPs", ["0.0125", "0.002"]),
+        ([2.5e-7, 4e-6], "GFLOPs", ["250", "4,000"]),
+        ([2.5e-7, 4e-5], "GFLOPs", ["250", "40,000"]),
+        ([1.5e-5, 0.00099], "GFLOPs", ["15,000", "990,000"]),
+        ([None, None], "exaFLOPs", ["", ""]),
+    ],
+)
+def test_compute_has_the_unit_of_its_largest_value(exaflops, unit, texts):
+    header, cells = compute_column(exaflops)
+
+    assert (header.name, [cell.text for cell in cells]) == (unit, texts)

@@ -1,5 +1,7 @@
 """Which average is delivered: the greedy soup and the paired test, by tables of right and wrong answers."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy.stats import binomtest
@@ -81,3 +83,12 @@ def test_runs_come_in_the_order_of_their_seeds(tmp_path, inner):
         (tmp_path / inner / f"seed-{seed}" / "recipe.toml").touch()
 
     assert [path.name for path in average_inputs._runs_at(tmp_path)] == ["seed-9", "seed-10", "seed-100"]
+
+
+def test_an_average_was_trained_on_what_any_of_its_runs_was():
+    parts = [np.array(digests, dtype=np.uint64) for digests in ([5, 2], [2, 9], [7])]
+    runs = [SimpleNamespace(seen=SimpleNamespace(trained_on=part)) for part in parts]
+
+    assert average_inputs.trained_on(runs).tolist() == [2, 5, 7, 9]
+    unknown = SimpleNamespace(seen=SimpleNamespace(trained_on=None))
+    assert average_inputs.trained_on([*runs, unknown]) is None
