@@ -458,4 +458,13 @@ OF_FILES = {
             "CUBIC = 0.0447",
         ),
     },
+    (
+        "vitcli/export/gate.py",
+        "tests/export/test_gate.py::test_a_drop_of_just_the_allowed_size_is_accepted_and_any_more_is_not",
+    ): {
+        "a drop of just the allowed size is refused": (
+            "return self.highest_drop <= self.max_drop",
+            "return self.highest_drop < self.max_drop",
+        ),
+    },
 }

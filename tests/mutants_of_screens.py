@@ -783,4 +783,22 @@ OF_SCREENS = {
             "if largest < 1e4",
         ),
     },
+    (
+        "vitcli/inspection/analysis.py",
+        "tests/inspection/test_analysis.py::test_one_patch_that_draws_all_attention_darkens_the_rest_unless_told_otherwise",
+    ): {
+        "an image is brighter than it was": (
+            "(maps_Bhw / full_B1[:, :, None]).clamp_max(1)",
+            "(maps_Bhw / full_B1[:, :, None])",
+        ),
+    },
+    (
+        "vitcli/training/notes.py",
+        "tests/training/test_notes.py::test_fewer_than_200_images_a_class_and_10000_in_all_are_too_few_for_fresh_weights",
+    ): {
+        "images are enough for a hundred classes as for one": (
+            "or count >= MANY_PER_CLASS * num_classes",
+            "or count >= MANY_PER_CLASS",
+        ),
+    },
 }

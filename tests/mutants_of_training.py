@@ -210,6 +210,10 @@ OF_TRAINING = {
         "vitcli/training/many_runs/average.py",
         "tests/training/many_runs/test_average.py::test_each_method_is_the_arithmetic_of_its_paper",
     ): {
+        "the start weighs as much as the runs": (
+            '"start_weight": 1 - sum(weights) if',
+            '"start_weight": sum(weights) if',
+        ),
         "the ratio of Model Stock is that of one tensor": (
             "return replace(candidate, ratio=mean(ratios))",
             "return replace(candidate, ratio=ratios[0])",
@@ -380,6 +384,37 @@ OF_TRAINING = {
         "evaluations behind the end are counted": (
             "return max(0, times) * self.num_periodic",
             "return times * self.num_periodic",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/average_choice.py",
+        "tests/training/many_runs/test_average_choice.py::test_an_average_that_is_clearly_worse_than_the_best_run_is_not_accepted",
+    ): {
+        "the interval of an average is turned round": (
+            "paired_interval(only_best, only_average, ",
+            "paired_interval(only_average, only_best, ",
+        ),
+        "only one in a hundred is no chance": (
+            "SIGNIFICANT = 0.05",
+            "SIGNIFICANT = 0.01",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/average.py",
+        "tests/training/many_runs/test_average_choice.py::test_images_that_runs_report_on_choose_no_average",
+    ): {
+        "an average is chosen by the images it reports on": (
+            "if dev.fingerprint in reported:",
+            "if False:",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/average.py",
+        "tests/training/many_runs/test_average_choice.py::test_a_folder_of_another_request_is_no_average_of_this_one",
+    ): {
+        "another average is taken for this one": (
+            '    refuse_other(out, "another average", different)\n',
+            "",
         ),
     },
 }
