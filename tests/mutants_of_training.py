@@ -417,4 +417,34 @@ OF_TRAINING = {
             "",
         ),
     },
+    (
+        "vitcli/training/many_runs/sweep_results.py",
+        "tests/training/test_sweep_results.py::test_the_scores_of_several_runs_are_means_and_their_deviation_is_that_of_a_sample",
+    ): {
+        "the memory of arms does not count": (
+            'max(summary["peak_memory_gib"] for summary in summaries)',
+            'max(summary["peak_memory_gib"] for summary in finals)',
+        ),
+        "the interval of several runs is that of the first": (
+            "interval_of(means[name], count) for name",
+            "interval_of(runs[0][name], count) for name",
+        ),
+        "the probe of several runs is that of the first": (
+            '"top1": mean(accuracies)',
+            '"top1": accuracies[0]',
+        ),
+        "the deviation of runs is that of a population": (
+            'stdev([run["top1"] for run in runs])',
+            'mean([(run["top1"] - means["top1"]) ** 2 for run in runs]) ** 0.5',
+        ),
+    },
+    (
+        "vitcli/training/many_runs/sweep_results.py",
+        "tests/training/test_sweep_results.py::test_the_hours_of_all_runs_are_those_of_all_their_images",
+    ): {
+        "a sweep takes the hours of one run": (
+            'totals["all_images_seen"] / final["measured_images_per_s"] / 3600',
+            'final["images_seen"] / final["measured_images_per_s"] / 3600',
+        ),
+    },
 }
