@@ -2,6 +2,15 @@
 
 # By file and tests: what each break does, the text before and after it.
 OF_DATA = {
+    (
+        "vitcli/data/sampler.py",
+        "tests/data/test_sampler.py::test_of_a_class_as_many_rows_are_drawn_as_are_whole_by_the_end_of_an_epoch",
+    ): {
+        "rows of a class are rounded up": (
+            "np.floor(self.bounds * (num_epochs * self.num_examples) + 1e-6)",
+            "np.ceil(self.bounds * (num_epochs * self.num_examples) - 1e-6)",
+        ),
+    },
     ("vitcli/data/sampler.py", "tests/data/test_sampler.py"): {
         "classes come in the same order in every epoch": (
             'key = derive_seed(self.seed, "order", epoch)\n        places_N = permute',
@@ -524,6 +533,15 @@ OF_DATA = {
         "columns are told apart by how their names begin": (
             'return path == column or path.startswith(f"{column}.")',
             "return path.startswith(column)",
+        ),
+    },
+    (
+        "vitcli/data/parts/cuts.py",
+        "tests/data/test_dataset.py::test_held_out_rows_are_as_near_to_the_fraction_of_each_class_as_whole_rows_allow",
+    ): {
+        "a fraction of all rows is rounded down": (
+            "np.clip(round(fraction * counts_K.sum())",
+            "np.clip(int(fraction * counts_K.sum())",
         ),
     },
 }

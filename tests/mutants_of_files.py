@@ -391,4 +391,80 @@ OF_FILES = {
     ): {
         "golden images have any size": ("    image.thumbnail((MOST_SIDE, MOST_SIDE))\n", ""),
     },
+    (
+        "vitcli/weights/interpolate.py",
+        "tests/weights/test_interpolate.py::test_7x7_becomes_16x16_and_all_else_stays",
+    ): {
+        "resampled weights keep the loss before": (
+            '("top1", "top5", "loss")',
+            '("top1", "top5")',
+        ),
+    },
+    (
+        "vitcli/weights/diagnose.py",
+        "tests/weights/test_summary.py::test_tensors_that_do_not_fit_are_listed_by_what_is_wrong_with_them",
+    ): {
+        "whole numbers are taken for weights": (
+            "if not tensor.is_floating_point() and not name.endswith(INTEGER_BUFFERS)",
+            "if False",
+        ),
+        "a transposed matrix fits": (
+            "if name in expected and tensor.shape != expected[name]",
+            "if name in expected and tensor.numel() != expected[name].numel()",
+        ),
+    },
+    (
+        "vitcli/weights/diagnose.py",
+        "tests/weights/test_summary.py::test_numbers_that_are_not_finite_are_found_anywhere_in_a_tensor",
+    ): {
+        "infinite weights are accepted": (
+            "if not torch.isfinite(both).all()]",
+            "if torch.isnan(both).any()]",
+        ),
+    },
+    (
+        "vitcli/models/architecture.py",
+        "tests/models/test_build.py::test_what_the_head_of_a_network_reads",
+    ): {
+        "the mean beside a class token is read as that without": (
+            'self.model_args.get("class_token") is False and self.model_args.get("global_pool") == "avg"',
+            'self.model_args.get("global_pool") == "avg"',
+        ),
+    },
+    (
+        "vitcli/models/variants.py",
+        "tests/models/test_variants.py::test_timm_builds_an_mlp_of_exactly_the_width_that_is_asked_for",
+    ): {
+        "an MLP is a unit too narrow": (
+            "        mlp_ratio = (mlp + 0.5) / hidden\n",
+            "        pass\n",
+        ),
+    },
+    (
+        "vitcli/output/user_cache.py",
+        "tests/output/test_user_cache.py::test_ages_as_people_write_them",
+    ): {
+        "a week of the cache has five days": (
+            '"w": 7 * 86400',
+            '"w": 5 * 86400',
+        ),
+    },
+    (
+        "vitcli/models/gelu.py",
+        "tests/models/test_gelu.py::test_in_float64_the_kernel_is_torchs_tanh_form_and_its_derivative",
+    ): {
+        "a digit of GELU's constant is missing": (
+            "CUBIC = 0.044715",
+            "CUBIC = 0.0447",
+        ),
+    },
+    (
+        "vitcli/export/gate.py",
+        "tests/export/test_gate.py::test_a_drop_of_just_the_allowed_size_is_accepted_and_any_more_is_not",
+    ): {
+        "a drop of just the allowed size is refused": (
+            "return self.highest_drop <= self.max_drop",
+            "return self.highest_drop < self.max_drop",
+        ),
+    },
 }

@@ -224,6 +224,10 @@ OF_SCORES = {
         "vitcli/features/forecast.py",
         "tests/features/test_forecast.py::test_a_flat_curve_is_near_its_floor_and_a_steep_one_is_not",
     ): {
+        "a forecast may be above 100 %": (
+            ").clip(0, 1)",
+            ")",
+        ),
         "twice the images decide how near the floor is": (
             "predictions[str(max(times))]",
             "predictions[str(min(times))]",
@@ -420,6 +424,12 @@ OF_SCORES = {
         ),
     },
     (
+        "vitcli/evaluation/compare.py",
+        "tests/evaluation/test_compare.py::test_losses_and_gains_are_sorted_by_size_and_equal_ones_by_the_images_of_the_class",
+    ): {
+        "classes that lost most come last": ("(-abs(gains_K[label]), ", "(-gains_K[label], "),
+    },
+    (
         "vitcli/evaluation/regression.py",
         "tests/evaluation/test_regression.py::test_a_damaged_scale_is_refused",
     ): {
@@ -490,5 +500,93 @@ OF_SCORES = {
         "tests/features/test_choose.py::test_a_layer_that_loses_five_images_alone_is_a_tie_and_one_that_loses_six_is_none",
     ): {
         "a layer that is worse at 5 % is a tie": ("LEVEL = 0.05", "LEVEL = 0.01"),
+    },
+    (
+        "vitcli/features/classifiers.py",
+        "tests/features/test_draws.py::test_of_equally_near_rows_the_first_is_the_neighbour_and_of_equal_numbers_the_smallest_is_chosen",
+    ): {
+        "of equally near rows the last is the neighbour": (
+            'np.argsort(-cosine_TN, axis=1, kind="stable")[:, :most]',
+            'np.argsort(cosine_TN, axis=1, kind="stable")[:, ::-1][:, :most]',
+        ),
+        "of equal numbers of neighbours the largest is chosen": (
+            "chosen = counts[int(np.argmax(num_correct))]",
+            "chosen = counts[len(counts) - 1 - int(np.argmax(num_correct[::-1]))]",
+        ),
+    },
+    (
+        "vitcli/features/classifiers.py",
+        "tests/features/test_draws.py::test_three_far_neighbours_outvote_two_near_ones",
+    ): {
+        "long features outvote others": (
+            "        cosine_TN = _unit(tests_TD[rows]) @ unit_ND.T",
+            "        cosine_TN = np.asarray(tests_TD[rows], dtype=np.float64) @ unit_ND.T",
+        ),
+    },
+    (
+        "vitcli/features/classifiers.py",
+        "tests/features/test_draws.py::test_a_logistic_regression_does_not_depend_on_the_numbers_of_the_classes",
+    ): {
+        "classes without rows shift the likelihoods": (
+            "columns_N = np.searchsorted(fit.classes_, labels_N)",
+            "columns_N = np.minimum(labels_N, len(fit.classes_) - 1)",
+        ),
+    },
+    (
+        "vitcli/features/draws.py",
+        "tests/features/test_draws.py::test_rows_of_several_draws_are_read_once",
+    ): {
+        "rows of several draws are read again": (
+            "return np.unique(np.concatenate([rows for",
+            "return np.sort(np.concatenate([rows for",
+        ),
+    },
+    (
+        "vitcli/features/forecast.py",
+        "tests/features/test_forecast.py::test_draws_are_nested_and_keep_the_proportions_of_the_classes",
+    ): {
+        "a curve lacks its smallest part": (
+            "num_sizes = 1 + math.floor(2 * math.log2(1 / SMALLEST_PART))",
+            "num_sizes = math.floor(2 * math.log2(1 / SMALLEST_PART))",
+        ),
+    },
+    (
+        "vitcli/evaluation/belief/results.py",
+        "tests/evaluation/belief/test_results.py::test_an_image_just_as_far_as_the_threshold_is_like_the_training_images",
+    ): {
+        "an image at the threshold is unlike the others": (
+            "features_ND, probabilities_NK) <= stored.distance",
+            "features_ND, probabilities_NK) < stored.distance",
+        ),
+    },
+    (
+        "vitcli/evaluation/regression.py",
+        "tests/evaluation/test_regression.py::test_the_file_of_predicted_numbers_has_them_as_they_are_in_order",
+    ): {
+        "targets of a file are rounded": (
+            "pa.array(predictions.targets_N, pa.float64())",
+            'pa.array(predictions.targets_N.astype("float32"), pa.float64())',
+        ),
+    },
+    (
+        "vitcli/features/choose.py",
+        "tests/features/test_choose.py::test_the_advice_is_the_shallowest_tie_of_the_best_checkpoint_and_how_much_faster_it_is",
+    ): {
+        "a shallow layer is so many times slower": (
+            "_rate(backbone, first.combination) / backbone.speed.images_per_s[0]",
+            "backbone.speed.images_per_s[0] / _rate(backbone, first.combination)",
+        ),
+        "the most accurate tie is advised": (
+            "key=lambda score: (score.combination.depth, -score.accuracy)",
+            "key=lambda score: (-score.accuracy, score.combination.depth)",
+        ),
+        "the last layer is advised in place of itself": (
+            "and score.combination.depth < last",
+            "and score.combination.depth <= last",
+        ),
+        "the rate of a layer is that of the one before": (
+            "return rates[0 if depth == backbone.layout.num_layers else depth]",
+            "return rates[0 if depth == backbone.layout.num_layers else depth - 1]",
+        ),
     },
 }

@@ -649,6 +649,15 @@ OF_SCREENS = {
             "run.path == Path(ckpt)",
         ),
     },
+    (
+        "vitcli/report/costs.py",
+        "tests/report/test_report.py::test_the_settings_of_a_run_have_the_rate_that_it_was_trained_with",
+    ): {
+        "the rate is that of the recipe": (
+            'summary.lr if summary.lr is not None else run.recipe.get("optimizer.lr")',
+            'run.recipe.get("optimizer.lr")',
+        ),
+    },
     ("vitcli/report/costs.py", "tests/report/test_report.py::test_a_run_under_way_tells_its_step"): {
         "a run under way has no fraction": (
             "fraction = now.step / now.total_steps if now.total_steps else None",
@@ -720,5 +729,76 @@ OF_SCREENS = {
         "tests/distributed/test_runtime.py::test_the_peak_memory_of_a_process_is_in_gib",
     ): {
         "the memory of a process is in MiB": ("return int(kib) / 2**20", "return int(kib) / 2**10"),
+    },
+    (
+        "vitcli/output/profile.py",
+        "tests/output/test_profile.py::test_the_intervals_of_phases_are_those_of_their_first_beginnings_and_last_ends",
+    ): {
+        "what follows an optimizer is a copy": (
+            "if before is not None and any(b == before for _, b in data):",
+            "if before is not None:",
+        ),
+        "a backward pass ends with its last function to begin": (
+            "max(b for _, b in calls)",
+            "calls[-1][1]",
+        ),
+    },
+    (
+        "vitcli/bench/data.py",
+        "tests/bench/test_bench.py::test_comparisons_are_of_ours_against_theirs_by_the_clock_and_by_cpu_time",
+    ): {
+        "a second epoch is so many times slower": (
+            'ratio(second, theirs)["ratio"]',
+            'ratio(theirs, second)["ratio"]',
+        ),
+        "CPU time is compared with that of worker processes": (
+            '"cpu_ratio": ratio(ours, in_process, "cpu_s")["ratio"]',
+            '"cpu_ratio": ratio(ours, theirs, "cpu_s")["ratio"]',
+        ),
+    },
+    (
+        "vitcli/bench/infer.py",
+        "tests/bench/test_bench.py::test_comparisons_are_of_ours_against_theirs_by_the_clock_and_by_cpu_time",
+    ): {
+        "inference is compared the other way round": (
+            'ratio(laps["ours"], laps["timm"])',
+            'ratio(laps["timm"], laps["ours"])',
+        ),
+    },
+    (
+        "vitcli/bench/train.py",
+        "tests/bench/test_bench.py::test_comparisons_are_of_ours_against_theirs_by_the_clock_and_by_cpu_time",
+    ): {
+        "training is compared the other way round": (
+            "**ratio(ours, theirs)",
+            "**ratio(theirs, ours)",
+        ),
+    },
+    (
+        "vitcli/report/tables.py",
+        "tests/report/test_report.py::test_compute_has_the_unit_of_its_largest_value",
+    ): {
+        "digits of compute go by exaFLOPs": (
+            "if largest * scale < 1e4",
+            "if largest < 1e4",
+        ),
+    },
+    (
+        "vitcli/inspection/analysis.py",
+        "tests/inspection/test_analysis.py::test_one_patch_that_draws_all_attention_darkens_the_rest_unless_told_otherwise",
+    ): {
+        "an image is brighter than it was": (
+            "(maps_Bhw / full_B1[:, :, None]).clamp_max(1)",
+            "(maps_Bhw / full_B1[:, :, None])",
+        ),
+    },
+    (
+        "vitcli/training/notes.py",
+        "tests/training/test_notes.py::test_fewer_than_200_images_a_class_and_10000_in_all_are_too_few_for_fresh_weights",
+    ): {
+        "images are enough for a hundred classes as for one": (
+            "or count >= MANY_PER_CLASS * num_classes",
+            "or count >= MANY_PER_CLASS",
+        ),
     },
 }

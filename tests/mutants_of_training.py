@@ -210,6 +210,22 @@ OF_TRAINING = {
         "vitcli/training/many_runs/average.py",
         "tests/training/many_runs/test_average.py::test_each_method_is_the_arithmetic_of_its_paper",
     ): {
+        "the start weighs as much as the runs": (
+            '"start_weight": 1 - sum(weights) if',
+            '"start_weight": sum(weights) if',
+        ),
+        "the ratio of Model Stock is that of one tensor": (
+            "return replace(candidate, ratio=mean(ratios))",
+            "return replace(candidate, ratio=ratios[0])",
+        ),
+        "stored weights of runs are those of their mean": (
+            '"sha256": run["sha256"], "weight": run["weight"]',
+            '"sha256": run["sha256"], "weight": 1 / len(record["runs"])',
+        ),
+        "an average takes the time of its first run": (
+            "None if None in values else sum(values) for name, values in totals.items()",
+            "None if None in values else values[0] for name, values in totals.items()",
+        ),
         "the mean accuracy of runs is their best": (
             'mean(run.summary["top1"] for run in task.runs)',
             'max(run.summary["top1"] for run in task.runs)',
@@ -222,6 +238,14 @@ OF_TRAINING = {
         "the deviation of folds is that of a population": (
             '"std": stdev(accuracies)',
             '"std": float(np.std(accuracies))',
+        ),
+        "folds: the memory of the run on all images does not count": (
+            'max(summary["peak_memory_gib"] for summary in everything)',
+            'max(summary["peak_memory_gib"] for summary in folds)',
+        ),
+        "folds: the time of the run on all images does not count": (
+            "known = {key: [summary.get(key) for summary in everything] for key in SUMMED}",
+            "known = {key: [summary.get(key) for summary in folds] for key in SUMMED}",
         ),
     },
     (
@@ -297,6 +321,130 @@ OF_TRAINING = {
         "a run that failed beside others is passed over": (
             ("    if code == 0:\n        return\n"),
             ("    if code >= 0:\n        return\n"),
+        ),
+    },
+    (
+        "vitcli/training/methods/early_stopping.py",
+        "tests/training/test_early_stopping.py::test_the_best_is_that_of_the_highest_precision_or_accuracy_and_then_of_the_smallest_loss",
+    ): {
+        "several labels are kept by their top-1": (
+            '("mean_ap", "top1")',
+            '("top1", "mean_ap")',
+        ),
+    },
+    (
+        "vitcli/training/methods/held_out.py",
+        "tests/training/test_early_stopping.py::test_a_tenth_of_the_images_is_held_out_to_choose_by_and_never_more_than_500",
+    ): {
+        "a thousand images are held out to choose by": (
+            "FRACTION, MOST = 0.1, 500",
+            "FRACTION, MOST = 0.1, 1000",
+        ),
+    },
+    (
+        "vitcli/training/methods/believing.py",
+        "tests/training/methods/test_believing.py::test_the_score_of_a_probe_is_chosen_by_the_closed_form_without_each_class",
+    ): {
+        "new classes are told by scores without the temperature": (
+            'head.facts["temperature"] * least_squares.left_out_scores(solution)',
+            "least_squares.left_out_scores(solution)",
+        ),
+    },
+    (
+        "vitcli/training/methods/believing.py",
+        "tests/training/methods/test_believing.py::test_the_score_of_a_network_is_that_which_tells_each_left_out_class_from_the_others",
+    ): {
+        "the first class is never left out": (
+            "fold_N = np.full(len(labels_N), -1)",
+            "fold_N = np.full(len(labels_N), 0)",
+        ),
+    },
+    (
+        "vitcli/training/methods/believing.py",
+        "tests/training/methods/test_believing.py::test_rows_whose_outputs_overflow_are_left_out_with_their_labels_and_groups",
+    ): {
+        "overflown outputs are calibrated by": (
+            'seen_N & columns["outputs"].isfinite().all(dim=1) & (columns["labels"] >= 0)',
+            'seen_N & (columns["labels"] >= 0)',
+        ),
+    },
+    (
+        "vitcli/training/many_runs/average_inputs.py",
+        "tests/training/many_runs/test_average_choice.py::test_an_average_was_trained_on_what_any_of_its_runs_was",
+    ): {
+        "an average was trained on the images of its first run": (
+            "np.unique(np.concatenate(digests))",
+            "digests[0]",
+        ),
+    },
+    (
+        "vitcli/training/methods/time_limit.py",
+        "tests/training/test_time_limit.py::test_images_that_are_still_to_be_scored_are_counted_by_hand",
+    ): {
+        "evaluations behind the end are counted": (
+            "return max(0, times) * self.num_periodic",
+            "return times * self.num_periodic",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/average_choice.py",
+        "tests/training/many_runs/test_average_choice.py::test_an_average_that_is_clearly_worse_than_the_best_run_is_not_accepted",
+    ): {
+        "the interval of an average is turned round": (
+            "paired_interval(only_best, only_average, ",
+            "paired_interval(only_average, only_best, ",
+        ),
+        "only one in a hundred is no chance": (
+            "SIGNIFICANT = 0.05",
+            "SIGNIFICANT = 0.01",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/average.py",
+        "tests/training/many_runs/test_average_choice.py::test_images_that_runs_report_on_choose_no_average",
+    ): {
+        "an average is chosen by the images it reports on": (
+            "if dev.fingerprint in reported:",
+            "if False:",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/average.py",
+        "tests/training/many_runs/test_average_choice.py::test_a_folder_of_another_request_is_no_average_of_this_one",
+    ): {
+        "another average is taken for this one": (
+            '    refuse_other(out, "another average", different)\n',
+            "",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/sweep_results.py",
+        "tests/training/test_sweep_results.py::test_the_scores_of_several_runs_are_means_and_their_deviation_is_that_of_a_sample",
+    ): {
+        "the memory of arms does not count": (
+            'max(summary["peak_memory_gib"] for summary in summaries)',
+            'max(summary["peak_memory_gib"] for summary in finals)',
+        ),
+        "the interval of several runs is that of the first": (
+            "interval_of(means[name], count) for name",
+            "interval_of(runs[0][name], count) for name",
+        ),
+        "the probe of several runs is that of the first": (
+            '"top1": mean(accuracies)',
+            '"top1": accuracies[0]',
+        ),
+        "the deviation of runs is that of a population": (
+            'stdev([run["top1"] for run in runs])',
+            'mean([(run["top1"] - means["top1"]) ** 2 for run in runs]) ** 0.5',
+        ),
+    },
+    (
+        "vitcli/training/many_runs/sweep_results.py",
+        "tests/training/test_sweep_results.py::test_the_hours_of_all_runs_are_those_of_all_their_images",
+    ): {
+        "a sweep takes the hours of one run": (
+            'totals["all_images_seen"] / final["measured_images_per_s"] / 3600',
+            'final["images_seen"] / final["measured_images_per_s"] / 3600',
         ),
     },
 }

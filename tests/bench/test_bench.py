@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import run
-from vitcli.bench import data, figures, infer, limits, measure, text
+from vitcli.bench import data, figures, infer, limits, measure, text, train
 from vitcli.data.dataset import DataSet
 from vitcli.data.loader import Batch
 from vitcli.errors import VitError
@@ -279,3 +279,24 @@ def test_the_sides_take_turns_lap_by_lap():
         "ours": 3,
         "timm": 3,
     }
+
+
+def test_comparisons_are_of_ours_against_theirs_by_the_clock_and_by_cpu_time():
+    """100 images a lap: per second and per CPU-second of each side."""
+
+    def laps(per_s: float, per_cpu_s: float) -> list[measure.Lap]:
+        return [measure.Lap(100, 100 / per_s, 100 / per_cpu_s)] * 3
+
+    sides = {"cold": laps(60, 15), "second_epoch": laps(120, 40), "timm": laps(20, 99), "ours": laps(50, 1)}
+    sides["timm_in_process"] = laps(5, 5)
+
+    of_data = data._comparison(sides, is_training=True)
+    assert (of_data["ratio"], of_data["images_per_s"]) == (pytest.approx(3), pytest.approx(20))
+    assert (of_data["cpu_ratio"], of_data["cpu_ratio_range"]) == (pytest.approx(3), pytest.approx([3, 3]))
+    assert of_data["second_epoch_ratio"] == pytest.approx(6)
+    assert of_data["second_epoch_cpu_ratio"] == pytest.approx(8)
+    assert of_data["cpu_s_per_image"] == pytest.approx(1 / 5)
+    assert data._comparison({**sides, "second_epoch": []}, is_training=False)["second_epoch_ratio"] is None
+    assert infer._comparison(sides)["ratio"] == pytest.approx(2.5)
+    of_training = train._comparison(sides["ours"], sides["timm"])
+    assert (of_training["ratio"], of_training["images_per_s"]) == (pytest.approx(2.5), pytest.approx(20))

@@ -11,7 +11,7 @@ from tests.conftest import data_section, run
 from vitcli import recipe
 from vitcli.data.classes import match_class_names, spelled_as
 from vitcli.data.dataset import DataSet, open_eval, open_train_and_eval
-from vitcli.data.parts.cuts import cut_dev, random_subset
+from vitcli.data.parts.cuts import cut_dev, random_subset, stratified_counts
 from vitcli.data.split import Split, classes_without
 from vitcli.errors import DataError
 
@@ -499,3 +499,21 @@ def test_the_hub_is_not_asked_where_the_user_has_forbidden_it(monkeypatch):
     with pytest.raises(DataError, match="could not download data set owner/photos"):
         DataSet("owner/photos")
     assert asked == [True]
+
+
+def test_held_out_rows_are_as_near_to_the_fraction_of_each_class_as_whole_rows_allow():
+    """No row of one class in place of that of another would bring the squares of the deviations down."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        counts, fraction = rng.integers(0, 12, rng.integers(2, 6)), float(rng.uniform(0.05, 0.6))
+        held = stratified_counts(counts, fraction)
+        least, most = counts >= 2, np.maximum(counts - 1, 0)
+
+        assert (held >= least).all() and (held <= most).all()
+        assert held.sum() == np.clip(round(fraction * counts.sum()), least.sum(), most.sum())
+        gain_of_more = (held - fraction * counts + 1) ** 2 - (held - fraction * counts) ** 2
+        gain_of_less = (held - fraction * counts - 1) ** 2 - (held - fraction * counts) ** 2
+        for one in np.flatnonzero(held < most):
+            for other in np.flatnonzero(held > least):
+                assert one == other or gain_of_more[one] + gain_of_less[other] > -1e-9
+    assert stratified_counts(np.array([10, 10, 8]), 0.2).tolist() == [2, 2, 2]  # 5.6 in all

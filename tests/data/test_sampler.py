@@ -303,6 +303,18 @@ def test_every_epoch_has_the_chosen_proportions_of_classes(sampling, expected):
     assert (abs(counts.cumsum(axis=0) - np.outer(np.arange(1, 51), expected)) < 1.001).all()
 
 
+def test_of_a_class_as_many_rows_are_drawn_as_are_whole_by_the_end_of_an_epoch():
+    """Three classes share five places an epoch: the ends 5/3, 10/3 and 5 are whole at 1, 3 and 5."""
+    order = ClassOrder(np.array([0, 1, 2, 2, 2]), sampling="balanced", seed=0)
+
+    assert [order._num_drawn(epochs).tolist() for epochs in range(4)] == [
+        [0, 0, 0],
+        [1, 2, 2],
+        [3, 3, 4],
+        [5] * 3,
+    ]
+
+
 @pytest.mark.parametrize("sampling", ["balanced", "sqrt", "uniform"])
 def test_all_rows_of_a_class_are_drawn_equally_often_and_in_another_order_each_time(sampling):
     rows = drawn(sampling, 30)

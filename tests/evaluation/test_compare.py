@@ -8,6 +8,7 @@ import torch
 
 from tests.conftest import run
 from tests.evaluation.test_predictions import of_logits
+from vitcli.evaluation.compare import compare
 from vitcli.evaluation.predictions import write_predictions
 from vitcli.evaluation.statistics import mcnemar
 
@@ -49,6 +50,22 @@ def test_the_classes_that_changed_most_come_first(pair):
     changes = run("compare", *pair, "--json").json["per_class"]
 
     assert [(one["class"], one["difference"]) for one in changes] == [("dog", 0.25), ("owl", 0.25)]
+
+
+def test_losses_and_gains_are_sorted_by_size_and_equal_ones_by_the_images_of_the_class(tmp_path):
+    """Of cat all four are lost, of dog and owl a half is gained and lost; bat has no image."""
+    labels = [0] * 4 + [1] * 2 + [2] * 4
+    names = ["cat", "dog", "owl", "bat"]
+    a = saved(tmp_path, "a", labels, [0] * 4 + [1, 0] + [2, 2, 1, 1], names=names)
+    b = saved(tmp_path, "b", labels, [1] * 4 + [1, 1] + [1] * 4, names=names)
+
+    changes = compare(a, b)["per_class"]
+
+    assert [tuple(change.values()) for change in changes] == [
+        ("cat", 4, 1.0, 0.0, -1.0),
+        ("owl", 4, 0.5, 0.0, -0.5),
+        ("dog", 2, 0.5, 1.0, 0.5),
+    ]
 
 
 def test_swapping_the_files_swaps_the_sign_alone(pair):

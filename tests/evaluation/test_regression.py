@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image, ImageOps
@@ -24,6 +25,7 @@ from vitcli.evaluation.regression import (
     intervals_of,
     metrics_of,
     target_of,
+    write_numbers,
 )
 from vitcli.output.run_folder import newest_checkpoint_step
 from vitcli.training.methods.regression import squared_error, target_of_split
@@ -278,3 +280,20 @@ def test_a_network_is_compared_with_always_the_mean_of_the_training_images():
     predictions = NumberPredictions(np.arange(2), targets_N, targets_N)
 
     assert details_of(predictions, Target("age", mean=20.0, std=4.0))["mae_of_mean"] == 15.0
+
+
+def test_the_file_of_predicted_numbers_has_them_as_they_are_in_order(tmp_path):
+    targets, values = np.array([0.1, 1e9 + 0.25, -3.0]), np.array([1 / 3, 2.0**-40, -2.5])
+    predictions = NumberPredictions(np.array([0, 2, 5]), targets, values)
+    path = tmp_path / "n.parquet"
+
+    write_numbers(str(path), predictions, np.array([7, 9, 12]), ["a", "b", "c"], {"target": "age"})
+
+    table = pq.read_table(path)
+    assert table.to_pydict() == {
+        "row": [7, 9, 12],
+        "place": ["a", "b", "c"],
+        "target": targets.tolist(),
+        "prediction": values.tolist(),
+    }
+    assert json.loads(table.schema.metadata[b"vit"]) == {"target": "age"}

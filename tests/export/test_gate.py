@@ -174,3 +174,10 @@ def test_without_a_gate_a_note_says_what_another_precision_changes(of_int8):
     ]
     equal = replace(export, options=replace(export.options, precision="fp32"))
     assert compared(equal, scaled(export.model, 1))["notes"] == []
+
+
+def test_a_drop_of_just_the_allowed_size_is_accepted_and_any_more_is_not():
+    highest = highest_drop(5, 2, 200)
+
+    verdicts = [Verdict(200, 150, 5, 2, highest + more) for more in (0.0, -1e-12)]
+    assert [verdict.is_accepted for verdict in verdicts] == [True, False]

@@ -309,6 +309,33 @@ def test_a_layer_that_loses_five_images_alone_is_a_tie_and_one_that_loses_six_is
     assert left_out.against(best, other) == pytest.approx(2 / 2**num_lost)
 
 
+def test_the_advice_is_the_shallowest_tie_of_the_best_checkpoint_and_how_much_faster_it_is():
+    everything, layout = np.ones(40, dtype=bool), SimpleNamespace(num_layers=6)
+    rates = {0: 11.0, 1: 70.0, 2: 44.0, 4: 22.0, 6: 12.5}  # 0: the whole network
+    backbones = [
+        SimpleNamespace(about={"ckpt": name}, layout=layout, speed=choose.Speed(rates, 1.0)) for name in "ab"
+    ]
+
+    def score(layers: tuple[int, ...], lost: int, pooling: str = "token", ckpt: int = 0) -> LeftOutScore:
+        hits = np.arange(40) >= lost
+        return LeftOutScore(ckpt, Combination(pooling, layers), 4 * len(layers), (8.0,), everything, hits)
+
+    best, tie_of_best, deep = score((6,), 0), score((2, 6), 1, "fused"), score((4,), 1)
+    worse, better, other = score((2,), 4), score((2,), 3, "mean"), score((1,), 1, ckpt=1)
+    scores = [best, tie_of_best, deep, worse, better, other, score((1,), 9)]
+
+    advice = choose._layer_advice(backbones, scores, best)
+    assert advice == {"layer": 2, "pooling": "mean", "num_layers": 6, "speed_up": 44.0 / 11.0}
+    assert choose._layer_advice(backbones, [best, tie_of_best, other], best) is None
+
+    entries = [choose._entry(backbones, each, best) for each in scores]
+    assert [entry["images_per_s"] for entry in entries] == [11.0, 11.0, 22.0, 44.0, 44.0, 70.0, 70.0]
+    assert [entry["is_tie"] for entry in entries] == [False, True, True, True, True, True, False]
+    assert [entry["mcnemar_p"] for entry in entries[-2:]] == [1.0, mcnemar(9, 0)]
+    assert [entry["top1"] for entry in entries] == [1, 39 / 40, 39 / 40, 36 / 40, 37 / 40, 39 / 40, 31 / 40]
+    assert (entries[5]["ckpt"], entries[1]["layers"], entries[1]["num_features"]) == ("b", [2, 6], 8)
+
+
 def test_queries_do_not_see_the_labels_that_they_are_scored_by():
     """Labels of chance: what is learnt from all images has most of them right, cross-fitted half."""
     rng = np.random.default_rng(0)

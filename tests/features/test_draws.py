@@ -284,8 +284,42 @@ def test_three_far_neighbours_outvote_two_near_ones():
     angles_N, labels_N = np.array([0.0, 0.1, 1.4, 1.45, 1.5]), np.array([0, 0, 1, 1, 1])
     points = np.stack([np.cos(angles_N), np.sin(angles_N)], axis=1)
 
-    votes = classifiers._votes(points, labels_N, points[:1], [2, 5], num_classes=2, left_out_N=None)
-    assert {count: classes.tolist() for count, classes in votes.items()} == {2: [0], 5: [1]}
+    for length in (1, 1_000):  # of the test's features, which says nothing
+        tests = length * points[:1]
+        votes = classifiers._votes(points, labels_N, tests, [2, 5], num_classes=2, left_out_N=None)
+        assert {count: classes.tolist() for count, classes in votes.items()} == {2: [0], 5: [1]}
+
+
+def test_of_equally_near_rows_the_first_is_the_neighbour_and_of_equal_numbers_the_smallest_is_chosen():
+    points = np.array([[1.0, 0.0], [0.0, 1.0]])[[0, 0, 0, *[1] * 30, *[0] * 30]]
+    labels = np.array([1, 0, 0, *[1] * 30, *[0] * 30])
+    about = {"num_classes": 2, "left_out_N": None}
+    for first in range(3):
+        order = np.roll(np.arange(3), first)
+        votes = classifiers._votes(points[:3], labels[order], points[:1], [1], **about)
+        assert votes[1].tolist() == [labels[order[0]]]
+
+    # 30 rows each of two classes far apart: all numbers of neighbours have every row right.
+    about = {"num_classes": 2, "groups_N": None}
+    assert classifiers.nearest_neighbours(points[3:], labels[3:], points[3:], **about)[1] == 1
+
+
+def test_a_logistic_regression_does_not_depend_on_the_numbers_of_the_classes():
+    pytest.importorskip("sklearn")
+    known, labels = clusters(60, num_classes=3, noise=3.0)
+    tests, _ = clusters(50, num_classes=3, seed=1)
+
+    found, chosen = classifiers.logistic(known, labels, tests, num_classes=3, groups_N=None)
+    gaps = classifiers.logistic(known, 3 * labels + 1, tests, num_classes=9, groups_N=None)
+
+    assert gaps[1] == chosen and gaps[0].tolist() == (3 * found + 1).tolist()
+    assert chosen not in (1e-3, 100.0)
+
+
+def test_rows_of_several_draws_are_read_once():
+    draws = {5: {1: np.array([7, 2]), 2: np.array([7, 2, 0, 9])}, 6: {1: np.array([2, 3])}}
+
+    assert features_draws.drawn_rows(draws).tolist() == [0, 2, 3, 7, 9]
 
 
 def test_logistic_regression_of_one_class_says_that_class():

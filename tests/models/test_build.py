@@ -490,3 +490,23 @@ def test_the_head_of_a_network_for_weights_is_zero():
     arch = architecture("ViT-Ti/16", image_size=(32, 32), num_classes=3)
 
     assert not build(arch, dropout=0.0, init="none").head.weight.any()
+
+
+@pytest.mark.parametrize(
+    ("gelu", "model_args", "head_layers", "reads"),
+    [
+        ("tanh", {"depth": 12}, 0, "token"),
+        ("erf", {"depth": 12, "class_token": False, "global_pool": "avg"}, 0, "gap"),
+        ("timm", {"class_token": False, "global_pool": "avg"}, 0, "gap"),
+        ("timm", {"global_pool": "avg"}, 0, ""),  # beside a class token: timm's own choice
+        ("timm", {"class_token": False, "global_pool": "map"}, 0, ""),
+        ("tanh", {"depth": 12, "global_pool": "avg"}, 0, "token"),
+        ("timm", {"depth": 12}, 0, ""),
+        ("none", {"layers": [3, 4, 6, 3]}, 0, ""),  # a ResNet
+        ("tanh", {"depth": 12}, 4, "layers"),
+    ],
+)
+def test_what_the_head_of_a_network_reads(gelu, model_args, head_layers, reads):
+    arch = Architecture("x", "y", (32, 32), 5, gelu, False, model_args, head_layers=head_layers)
+
+    assert arch.classifier == reads

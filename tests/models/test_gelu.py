@@ -56,3 +56,14 @@ def test_a_copy_has_the_choice_too_and_a_second_choice_changes_nothing():
     gelu.choose_gelu(model)
 
     assert type(model[0]) is gelu.ChoosesGelu
+
+
+def test_in_float64_the_kernel_is_torchs_tanh_form_and_its_derivative():
+    """Where nothing is rounded, any other constant shows."""
+    xs = [torch.linspace(-8, 8, 2_001, dtype=torch.float64).requires_grad_() for _ in range(2)]
+    values = gelu._Gelu.apply(xs[0]), nn.functional.gelu(xs[1], approximate="tanh")
+    for value in values:
+        value.sum().backward()
+
+    torch.testing.assert_close(*values, rtol=0, atol=1e-14)
+    torch.testing.assert_close(xs[0].grad, xs[1].grad, rtol=0, atol=1e-14)

@@ -211,3 +211,15 @@ def test_the_activations_of_vit_b_16_are_17_values_a_token_with_its_class_token(
 
     assert activation_bytes(arch, low_precision=True) == 17 * 2 * 197 * 768 * 12
     assert activation_bytes(arch, low_precision=False, checkpointed=True) == (4 * 12 + 17 * 4) * 197 * 768
+
+
+def test_timm_builds_an_mlp_of_exactly_the_width_that_is_asked_for():
+    """It truncates width times ratio; some of these products fall just below the whole number."""
+    sizes = [(hidden, mlp) for hidden in range(48, 400, 16) for mlp in range(50, 1600, 7)]
+    truncated = sum(int(hidden * (mlp / hidden)) != mlp for hidden, mlp in sizes)
+    built = [
+        int(hidden * vit_args(layers=1, hidden=hidden, mlp=mlp, heads=1, patch_size=8)["mlp_ratio"])
+        for hidden, mlp in sizes
+    ]
+
+    assert built == [mlp for _, mlp in sizes] and truncated > 10

@@ -152,3 +152,28 @@ def test_a_dry_run_has_nothing_to_trace(photos):
     shown = run("finetune", "--dataset", photos, "--ckpt", "demo", "--profile", "--dry-run")
 
     assert shown.code == 2 and "no steps to trace" in shown.err
+
+
+def test_the_intervals_of_phases_are_those_of_their_first_beginnings_and_last_ends():
+    """A function of autograd encloses another; behind an optimizer there is no batch to copy."""
+    function = "autograd::engine::evaluate_function: "
+    events = [
+        span("vit: data", 0, 10),
+        span("vit: forward", 12, 20),
+        span(function + "A", 22, 40, "cpu_op", 2),
+        span(function + "B", 25, 30, "cpu_op", 2),
+        span("Optimizer.step#SGD.step", 45, 50),
+        span("vit: forward", 55, 60),
+        span(function + "A", 61, 70, "cpu_op", 2),
+        span("vit: data", 0, 90, tid=7),  # of a GPU's own time line
+    ]
+
+    phases = profile._phases_of(events, 1, (0.0, 80_000.0))
+
+    assert phases == {
+        "data wait": [(0, 10_000)],
+        "forward": [(12_000, 20_000), (55_000, 60_000)],
+        "optimizer": [(45_000, 50_000)],
+        "backward": [(22_000, 40_000), (61_000, 70_000)],
+        "copy": [(10_000, 12_000)],
+    }

@@ -224,3 +224,11 @@ def test_no_more_is_deleted_than_what_is_too_much(keep_bytes, deleted):
     entries = [SimpleNamespace(num_bytes=100 * (4 - age), last_used=10 - age, age=age) for age in (1, 2, 3)]
 
     assert [entry.age for entry in user_cache.choose(entries, keep_bytes=keep_bytes)] == deleted
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("45s", 45), ("2m", 120), ("12h", 43_200), ("30d", 2_592_000), ("2w", 1_209_600), (" 1.5 D ", 129_600)],
+)
+def test_ages_as_people_write_them(text, seconds):
+    assert user_cache.parse_age(text, where="--older-than") == seconds

@@ -17,6 +17,7 @@ from tests import report_runs as made
 from tests.cli.test_app import check_error
 from tests.conftest import run
 from vitcli.report import report as reports
+from vitcli.report.tables import compute_column
 
 
 @pytest.fixture
@@ -110,6 +111,16 @@ def test_a_selection_is_one_run_with_its_choices_and_its_seeds(tmp_path):
     assert [cell["value"] for cell in row["cells"]] == [0.91, 0.93, 0.94]
     assert [cell["is_best"] for cell in row["cells"]] == [False, False, True]
     assert texts(result, "runs")[0][-1] == "95.00 (seed 0), 96.00 (seed 1), 97.00 (seed 2)"
+
+
+def test_the_settings_of_a_run_have_the_rate_that_it_was_trained_with(tmp_path):
+    """The summary knows what the recipe left to be chosen; of an older version it has no rate."""
+    made.finetuned(tmp_path / "a", 0.9, lr=0.03, chosen={"optimizer.lr": 0.01})
+    made.finetuned(tmp_path / "b", 0.9, lr=0.02, chosen={"optimizer.lr": None})
+
+    settings = [row[5:10] for row in texts(run("report", tmp_path, "--json").json, "runs")]
+
+    assert settings == [["b16", "384", "500", "64", rate] for rate in ("0.01", "0.02")]
 
 
 def test_a_choice_whose_loss_was_not_finite_says_so(tmp_path):
@@ -715,3 +726,20 @@ def test_the_report_loads_neither_torch_nor_datasets(runs):
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
     assert (shown.returncode, shown.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("exaflops", "unit", "texts"),
+    [
+        ([0.5, None, 12_345.678], "exaFLOPs", ["0", "", "12,346"]),
+        ([0.0125, 0.002], "exaFLOPs", ["0.0125", "0.002"]),
+        ([2.5e-7, 4e-6], "GFLOPs", ["250", "4,000"]),
+        ([2.5e-7, 4e-5], "GFLOPs", ["250", "40,000"]),
+        ([1.5e-5, 0.00099], "GFLOPs", ["15,000", "990,000"]),
+        ([None, None], "exaFLOPs", ["", ""]),
+    ],
+)
+def test_compute_has_the_unit_of_its_largest_value(exaflops, unit, texts):
+    header, cells = compute_column(exaflops)
+
+    assert (header.name, [cell.text for cell in cells]) == (unit, texts)

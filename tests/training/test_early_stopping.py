@@ -4,7 +4,10 @@ import json
 import random
 import signal
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,8 +16,11 @@ from tests.conftest import run, vit
 from tests.evaluation.test_regression import REGRESSION, ages  # noqa: F401, a fixture
 from tests.evaluation.test_several_labels import SEVERAL, shapes  # noqa: F401, a fixture
 from tests.training.test_finetune import SMALL, fingerprint, stopped_in_part, when_logged
+from vitcli import recipe as recipes
+from vitcli.data.dataset import DataSet
 from vitcli.evaluation.metrics import Metrics
 from vitcli.training import loop
+from vitcli.training.methods import held_out
 from vitcli.training.methods.early_stopping import BestWeights
 
 PATIENCE, STEPS = 2, 60
@@ -151,3 +157,41 @@ def test_an_evaluation_that_is_made_again_after_an_interruption_counts_once():
 
     best.observe(30, Metrics(0.9, 1.0, 0.5, 40), weights)  # as good is no better
     assert best.is_over
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ([dict(top1=0.5, loss=1.0), dict(top1=0.6, loss=2.0), dict(top1=0.6, loss=2.0)], 2),  # the first
+        ([dict(top1=0.5, loss=1.0), dict(top1=0.5, loss=0.9), dict(top1=0.4, loss=0.1)], 2),  # then the loss
+        ([dict(top1=0.9, mean_ap=0.2, loss=1.0), dict(top1=0.1, mean_ap=0.3, loss=2.0)], 2),
+        ([dict(top1=None, loss=3.0), dict(top1=None, loss=1.0), dict(top1=None, loss=2.0)], 2),  # of numbers
+    ],
+)
+def test_the_best_is_that_of_the_highest_precision_or_accuracy_and_then_of_the_smallest_loss(scores, best):
+    kept = BestWeights(patience=2)
+    for step, score in enumerate(scores, start=1):
+        kept.observe(step, SimpleNamespace(**score), {"w": torch.tensor(float(step))})
+
+    assert (kept.step, float(kept.tensors["w"])) == (best, best)
+    assert kept.num_since == len(scores) - best and not kept.is_over
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "dev_fraction", "fraction"),
+    [(200, 0.0, 0.1), (5_000, 0.0, 0.1), (20_000, 0.0, 0.025), (200, 0.3, 0.3), (10_000, 0.3, 0.05)],
+)
+def test_a_tenth_of_the_images_is_held_out_to_choose_by_and_never_more_than_500(
+    monkeypatch, num_rows, dev_fraction, fraction
+):
+    monkeypatch.setattr(held_out, "cut_dev", lambda train, **how: how)
+    train = replace(DataSet("demo").open("train").part(0, 2, name="two"), name="many")
+    train = train.rows(np.arange(num_rows) % 2)
+    changes = {"train.patience": 2, "eval.every": 1, "data.dev_fraction": dev_fraction}
+    recipe = recipes.settled(recipes.load("finetune/default", ["data.dataset=demo"]), changes)
+
+    how = held_out.hold_out(train, recipe)
+
+    assert how == {"dev_fraction": pytest.approx(fraction), "split": train.name, "stratified": True}
+    unstopped = recipes.settled(recipe, {"train.patience": 0})
+    assert held_out.hold_out(train, unstopped) == (train, None)

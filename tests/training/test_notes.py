@@ -131,3 +131,18 @@ def test_classes_of_a_split_of_declared_size_are_no_numbers():
     train, _ = declared_splits("vtab/caltech101", num_examples=None) or pytest.fail("it is not declared")
 
     assert len(train) == 1_000 and notes.unusual_labels(train) == []
+
+
+@pytest.mark.parametrize(
+    ("num_images", "num_classes", "is_too_few"),
+    [(1_999, 10, True), (2_000, 10, False), (9_999, 100, True), (10_000, 100, False), (199, 1, True)],
+)
+def test_fewer_than_200_images_a_class_and_10000_in_all_are_too_few_for_fresh_weights(
+    num_images, num_classes, is_too_few
+):
+    split = DataSet("demo").open("train")
+    split = replace(split.rows(np.zeros(num_images, int)), num_classes=num_classes)
+    recipe = recipes.load("finetune/default", ["data.dataset=demo"])
+
+    assert bool(notes.too_few("pretrain", recipe, split)) == is_too_few
+    assert notes.too_few("finetune", recipe, split) == []

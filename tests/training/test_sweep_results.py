@@ -4,6 +4,7 @@ import shlex
 
 import pytest
 
+from vitcli.evaluation.statistics import interval_of
 from vitcli.training.many_runs import sweep_results
 from vitcli.training.many_runs.sweep_results import Trial
 from vitcli.training.text import arm_line, as_text, choices_table
@@ -253,3 +254,32 @@ def test_the_speed_of_several_runs_is_all_their_images_by_all_their_time(monkeyp
 )
 def test_values_beyond_the_edge_go_up_or_down_by_about_three(value, is_largest, values):
     assert sweep_results._beyond(value, is_largest) == values
+
+
+def test_the_scores_of_several_runs_are_means_and_their_deviation_is_that_of_a_sample(monkeypatch, tmp_path):
+    monkeypatch.setattr(sweep_results.TrainingSummary, "written", lambda summary: summary)
+
+    def run_of(seed: int, top1: float, probe: float) -> dict:
+        facts = dict(fewshot={"shots": 5, "top1": probe}, exaflops=0.5, peak_memory_gib=1.0)
+        return summary(**facts) | {
+            "runs": [{"seed": seed, "top1": top1, "loss": 1 - top1}],
+            "num_eval_examples": 200,
+        }
+
+    runs = [run_of(0, 0.5, 0.2), run_of(1, 0.7, 0.4), run_of(2, 0.9, 0.9)]
+    arm = Trial({"optimizer.lr": 0.1}, summary(fewshot=None, exaflops=0.5, peak_memory_gib=8.0), "arm")
+    whole = sweep_results.summary_of_all([arm], {"optimizer.lr": 0.1}, runs, path=tmp_path)
+
+    assert (whole["top1"], whole["loss"]) == (pytest.approx(0.7), pytest.approx(0.3))
+    assert whole["top1_std"] == pytest.approx(0.2)  # the population's is 0.163
+    assert whole["fewshot"] == {"shots": 5, "top1": pytest.approx(0.5), "runs": [0.2, 0.4, 0.9]}
+    assert whole["intervals"] == {"top1": interval_of(0.7, 200)}
+    assert whole["peak_memory_gib"] == 8.0  # of an arm
+
+
+def test_the_hours_of_all_runs_are_those_of_all_their_images():
+    plan = {"total_steps": 10, "images_seen": 7_200, "exaflops": 0.5}
+
+    whole = sweep_results.plan_of_all(plan | {"measured_images_per_s": 2.0}, [plan, plan], 3)
+    assert (whole["all_images_seen"], whole["all_measured_hours"]) == (36_000, 5.0)
+    assert (whole["all_steps"], whole["all_exaflops"]) == (50, 2.5)

@@ -391,3 +391,18 @@ def test_a_run_scores_what_it_reports_on_and_what_it_chooses_by(head, patience, 
     assert time_limit.scoring_of(job) == Scoring(50, num_periodic, num_final)
     probe = (range(7), range(9))
     assert time_limit.scoring_of(SimpleNamespace(**vars(job) | {"probe": probe})).num_final == num_final + 9
+
+
+@pytest.mark.parametrize(
+    ("every", "step", "total_steps", "num_images"),
+    [
+        (5, 0, 21, 427),  # after steps 5, 10, 15 and 20, and at the end
+        (5, 5, 21, 327),
+        (5, 0, 20, 327),  # that after step 20 is the last one
+        (5, 10, 10, 27),
+        (5, 19, 20, 27),
+        (0, 3, 20, 27),
+    ],
+)
+def test_images_that_are_still_to_be_scored_are_counted_by_hand(every, step, total_steps, num_images):
+    assert Scoring(every, 100, 27).num_between(step, total_steps) == num_images

@@ -1,6 +1,7 @@
 """`vit inspect --summary`: every kind of checkpoint described, each problem named, broken files refused."""
 
 import json
+import math
 import shlex
 import struct
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.conftest import SHARED, run
 from tests.weights.test_jax import CLASSES, GRID, HIDDEN, PATCH, official_arrays
 from vitcli.errors import VitError, WeightsError
 from vitcli.models.build import architecture, build
+from vitcli.weights.diagnose import find_non_finite, mismatches
 from vitcli.weights.io import read_weights, write_weights
 from vitcli.weights.summary import as_text, summarise
 
@@ -437,3 +439,29 @@ def test_the_real_checkpoint_is_described_with_the_published_numbers(suffix):
     ]
     assert result["commands"][0].endswith("--dataset imagenet")
     assert result["commands"][3].endswith("--dataset DATA --res 384")
+
+
+def test_tensors_that_do_not_fit_are_listed_by_what_is_wrong_with_them():
+    """A transposed matrix has as many numbers; counters of timm's networks alone are whole numbers."""
+    expected = {name: torch.Size(shape) for name, shape in {"a": (2, 3), "b": (4,), "c": (1, 2)}.items()}
+    state = {
+        "a": torch.zeros(3, 2),
+        "b": torch.zeros(4, dtype=torch.int64),
+        "d": torch.zeros(1),
+        "bn.num_batches_tracked": torch.zeros((), dtype=torch.int64),
+    }
+
+    assert mismatches(state, expected) == {
+        "missing": ["c"],
+        "unexpected": ["d", "bn.num_batches_tracked"],
+        "of another shape": ["a (3, 2) for (2, 3)"],
+        "not floating point": ["b (torch.int64)"],
+    }
+
+
+def test_numbers_that_are_not_finite_are_found_anywhere_in_a_tensor():
+    bad = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+    state = {name: torch.tensor([[1.0, value], [2.0, 3.0]]) for name, value in bad.items()}
+    state |= {"fine": torch.tensor([-3e38, 3e38]), "none": torch.zeros(0), "whole": torch.tensor([2**40])}
+
+    assert find_non_finite(state) == ["nan", "inf", "-inf"]

@@ -148,9 +148,10 @@ def test_folders_and_parts_of_file_names_are_groups(patients, rule, key):
     assert groups[0] and groups[1] and not groups[0] & groups[1]
 
 
-def test_a_held_out_part_is_found_again_by_content(table, patients):
+@pytest.mark.parametrize("is_stratified", [True, False])
+def test_a_held_out_part_is_found_again_by_content(table, patients, is_stratified):
     for folder, keys in ((table, {"group_column": "object"}), (patients, {"group_column": "folder:1"})):
-        keys |= {"dev_fraction": 0.3, "dev_stratified": True}
+        keys |= {"dev_fraction": 0.3, "dev_stratified": is_stratified}
         keys |= {"label_column": "label" if folder == table else None}
         for eval_split in ("auto", "fold 2 of 3"):
             section = data_section(folder, **keys, eval_split=eval_split)

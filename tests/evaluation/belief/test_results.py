@@ -7,8 +7,9 @@ import pytest
 
 from vitcli.data.dataset import DataSet
 from vitcli.data.split import Grouping
-from vitcli.evaluation.belief.prediction_sets import LEVELS, coverage_and_size, sets_at, threshold_at
-from vitcli.evaluation.belief.results import fitted, results_of
+from vitcli.evaluation.belief.familiar import UnlikeScore, statistics_of
+from vitcli.evaluation.belief.prediction_sets import LEVELS, SHOWN, coverage_and_size, sets_at, threshold_at
+from vitcli.evaluation.belief.results import believed, fitted, results_of
 from vitcli.evaluation.belief.stored import Belief
 from vitcli.evaluation.belief.temperature import probabilities
 from vitcli.evaluation.predictions import Predictions
@@ -87,3 +88,21 @@ def test_rows_of_one_group_are_judged_by_what_is_stored(predictions):
     p_NK = probabilities(predictions.scores_NK, temperature=stored.temperature)
     least = threshold_at(p_NK[np.arange(NUM_ROWS), predictions.labels], 90)
     assert stored.sets[90] == least
+
+
+def test_an_image_just_as_far_as_the_threshold_is_like_the_training_images():
+    rng = np.random.default_rng(0)
+    features_ND, logits_NK = rng.normal(size=(40, 5)), 2 * rng.normal(size=(40, 3))
+    statistics, unlike = statistics_of(features_ND, np.arange(40) % 3, num_classes=3), UnlikeScore(0.1, 3.0)
+    probabilities_NK = probabilities(logits_NK, temperature=0.5)
+    scores_N = statistics.distances(features_ND, shrinkage=0.1) + 3.0 * (1 - probabilities_NK.max(axis=1))
+    median = float(np.sort(scores_N)[20])
+    sets = {90: None, SHOWN: 0.2, 99: 0.9}
+    stored = Belief(0.5, sets, (), 40, "dev", None, median, 0.01, unlike, statistics)
+
+    found = believed(logits_NK, features_ND, stored)
+
+    assert found.is_like_N.tolist() == (scores_N <= median).tolist() and found.is_like_N.sum() == 21
+    assert np.array_equal(found.probabilities_NK, probabilities_NK)
+    assert np.array_equal(found.is_in_NK, sets_at(probabilities_NK, 0.2))
+    assert believed(logits_NK, None, stored).is_like_N is None

@@ -21,6 +21,7 @@ from tests.training.test_finetune import stopped_in_part
 from vitcli.data.dataset import DataSet
 from vitcli.data.seen_images import SeenImages, digests_of
 from vitcli.evaluation.statistics import mcnemar
+from vitcli.models.pos_embed import resample_posemb
 from vitcli.weights.average import START
 from vitcli.weights.io import read_weights
 
@@ -110,15 +111,19 @@ def test_the_folder_holds_the_average_that_won_on_the_dev_part(averaged, summary
     ],
 )
 def test_each_method_is_the_arithmetic_of_its_paper(runs, tmp_path, method):
-    for path, top1 in zip(runs, (0.5, 0.9, 1.0), strict=True):  # all have every image right
-        summary = json.loads((path / "summary.json").read_text())
-        (path / "summary.json").write_text(json.dumps(summary | {"top1": top1}))
+    for number, (path, top1) in enumerate(zip(runs, (0.5, 0.9, 1.0), strict=True), start=1):
+        summary = json.loads((path / "summary.json").read_text())  # all have every image right
+        summary |= {"top1": top1, "elapsed_s": 10.0 * number, "exaflops": 0.25 * number}
+        (path / "summary.json").write_text(json.dumps(summary))
     result = average(*runs, "--method", method, "--out", tmp_path / "out")
     assert result.code == 0, result.out
     record, delivered = result.json["average"], tensors_of(tmp_path / "out")
     each = [tensors_of(path) for path in runs]
     assert record["mean_top1"] == pytest.approx(0.8) and record["top1"] == 1
     assert [entry["top1"] for entry in record["runs"]] == [0.5, 0.9, 1.0]
+    assert (result.json["elapsed_s"], result.json["exaflops"]) == (60.0, 1.5)
+    stored = read_weights(str(tmp_path / "out")).metadata["average"]
+    assert [entry["weight"] for entry in stored["runs"]] == [entry["weight"] for entry in record["runs"]]
 
     if record["delivered"] == "run":
         (number,) = [k for k, entry in enumerate(record["runs"]) if entry["weight"]]
@@ -135,6 +140,18 @@ def test_each_method_is_the_arithmetic_of_its_paper(runs, tmp_path, method):
         expected = ratio * np.mean([state[name] for state in each], axis=0) + (1 - ratio) * start
         assert delivered[name] == pytest.approx(expected, abs=1e-6)
         assert 0 < record["start_weight"] < 1
+        ratios = []
+        for name in delivered:  # by the Gram matrix of the moves; 1 for a new head, and what has not moved
+            before = np.zeros(1) if name.startswith("head.") else load_start(name)
+            moves = np.stack([(state[name] - before).ravel() for state in each])
+            lengths = np.linalg.norm(moves, axis=1)
+            if not (before.any() and lengths.all()):
+                ratios.append(1.0)
+                continue
+            cosines = (moves @ moves.T / np.outer(lengths, lengths))[np.triu_indices(3, 1)]
+            cosine = np.clip(cosines.mean(), 0, 1)
+            ratios.append(3 * cosine / (1 + 2 * cosine))
+        assert record["start_weight"] == pytest.approx(1 - np.mean(ratios))
     else:
         members = [k for k, entry in enumerate(record["runs"]) if entry["weight"]]
         for name, tensor in delivered.items():
@@ -143,7 +160,9 @@ def test_each_method_is_the_arithmetic_of_its_paper(runs, tmp_path, method):
 
 
 def load_start(name: str) -> np.ndarray:
-    return read_weights("demo").state[name].numpy().astype(np.float64)
+    tensor = read_weights("demo").state[name]
+    tensor = resample_posemb(tensor, (8, 8), (2, 2)) if name == "pos_embed" else tensor
+    return tensor.numpy().astype(np.float64)
 
 
 @pytest.mark.slow

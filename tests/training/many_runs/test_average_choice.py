@@ -1,10 +1,14 @@
 """Which average is delivered: the greedy soup and the paired test, by tables of right and wrong answers."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from vitcli.training.many_runs import average_inputs
+from vitcli.errors import DataError, VitError
+from vitcli.evaluation.statistics import paired_interval
+from vitcli.training.many_runs import average, average_inputs
 from vitcli.training.many_runs.average_choice import (
     Candidate,
     DevScore,
@@ -58,6 +62,9 @@ def test_an_average_that_is_clearly_worse_than_the_best_run_is_not_accepted():
     for test, lost in ((worse, 10), (close, 4)):
         assert test["mcnemar_p"] == pytest.approx(binomtest(0, lost).pvalue)
         assert test["difference_to_best"] == -lost / 100
+        assert test["interval"] == list(paired_interval(lost, 0, 100)) and test["interval"][1] <= 0
+    # Of six tosses of a coin all on one side have a p of 0.03, of five of 0.06.
+    assert [paired_test(score_of(90 - lost), runs)["accepted"] for lost in (5, 6)] == [True, False]
     better = paired_test(score_of(100, first=0), runs)
     assert better["accepted"] and better["difference_to_best"] == 0.1
 
@@ -81,3 +88,29 @@ def test_runs_come_in_the_order_of_their_seeds(tmp_path, inner):
         (tmp_path / inner / f"seed-{seed}" / "recipe.toml").touch()
 
     assert [path.name for path in average_inputs._runs_at(tmp_path)] == ["seed-9", "seed-10", "seed-100"]
+
+
+def test_an_average_was_trained_on_what_any_of_its_runs_was():
+    parts = [np.array(digests, dtype=np.uint64) for digests in ([5, 2], [2, 9], [7])]
+    runs = [SimpleNamespace(seen=SimpleNamespace(trained_on=part)) for part in parts]
+
+    assert average_inputs.trained_on(runs).tolist() == [2, 5, 7, 9]
+    unknown = SimpleNamespace(seen=SimpleNamespace(trained_on=None))
+    assert average_inputs.trained_on([*runs, unknown]) is None
+
+
+def test_images_that_runs_report_on_choose_no_average():
+    runs = [SimpleNamespace(summary={"eval_fingerprint": name}) for name in ("abc", "def")]
+    dev = SimpleNamespace(name="dev", fingerprint="def")
+
+    with pytest.raises(DataError, match="the runs report on these images"):
+        average.usable_dev(dev, runs, is_held_out=False)
+
+
+def test_a_folder_of_another_request_is_no_average_of_this_one(tmp_path):
+    (tmp_path / "average.json").write_text('{"asked": {"method": "stock", "runs": ["a", "b"]}}')
+
+    with pytest.raises(VitError, match="another average"):
+        average.finished(tmp_path, {"method": "greedy", "runs": ["a", "b"]})
+    assert average.finished(tmp_path, {"method": "stock", "runs": ["a", "b"]}) is None  # not finished
+    assert average.finished(tmp_path, {"method": "greedy"}, overwrite=True) is None

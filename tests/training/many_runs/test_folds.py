@@ -223,11 +223,13 @@ def test_what_all_folds_took_is_added_and_their_deviation_is_that_of_a_sample(mo
         path=tmp_path,
         _folded=SimpleNamespace(num_groups=8),
     )
-    summary = CrossValidation._summary(runs, each, of_run(0.6, 40.0, 3.0), None)
+    largest = [CrossValidation._summary(runs, each, of_run(0.6, 40.0, peak), None) for peak in (3.0, 5.0)]
+    summary = largest[0]
 
     assert (summary["folds"]["mean"], summary["folds"]["std"]) == (pytest.approx(0.7), pytest.approx(0.2))
     assert [fold["top1"] for fold in summary["folds"]["runs"]] == [0.5, 0.7, 0.9]
     assert (summary["elapsed_s"], summary["peak_memory_gib"], summary["exaflops"]) == (100.0, 4.0, 2.0)
+    assert largest[1]["peak_memory_gib"] == 5.0  # of the run on all images
     assert summary["num_held_out_seen"] == 6  # of the folds, which are scored on different images
     unknown = CrossValidation._summary(runs, each, of_run(0.6, 1.0, 1.0, exaflops=None), None)
     assert unknown["exaflops"] is None

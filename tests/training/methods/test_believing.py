@@ -1,5 +1,6 @@
 """A finished run stores what may be believed of it: printed, evaluated, exported, the same after a kill."""
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -7,16 +8,25 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from scipy.special import softmax
+from sklearn.metrics import roc_auc_score
 
 from tests.conftest import run
+from tests.data.test_loader import noise
+from tests.evaluation.test_inference import settings
+from tests.evaluation.test_masked_patch import PREPROCESSING
 from tests.training.test_finetune import fingerprint, stopped_in_part
 from vitcli.evaluation.belief import selective
+from vitcli.evaluation.belief.familiar import SHRINKAGES, statistics_of
 from vitcli.evaluation.belief.stored import belief_of
 from vitcli.evaluation.belief.temperature import probabilities
-from vitcli.training.methods.believing import Outputs, of_network
+from vitcli.models.build import architecture, build
+from vitcli.training.methods.believing import Outputs, _outputs_of, of_network, of_probe
+from vitcli.training.methods.probe_head import closed_form_head
 from vitcli.weights.io import read_weights
 
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "amber": (190, 130, 40)}
@@ -267,3 +277,121 @@ def test_no_image_of_those_that_choose_the_distance_is_flagged_by_it_as_it_is_st
     probabilities_NK = probabilities(held_out.logits_NK, temperature=belief.temperature)
     most = belief.unlike.of(belief.statistics, held_out.features_ND, probabilities_NK).max()
     assert most <= belief.distance <= most * (1 + 1e-5)  # of 60 images the furthest, to six digits
+
+
+def chosen_by_hand(features_ND, labels_N, folds) -> tuple[float, bool, float, float]:
+    """Return shrinkage, whether doubt counts, and the AUROC of the score and of doubt alone.
+
+    Args:
+        folds: of each, masks of the rows that are fitted, known and unknown, and logits of the last two.
+    """
+
+    def doubts(logits_NK, classes):
+        return 1 - softmax(logits_NK[:, classes], axis=1).max(axis=1)
+
+    def auroc(lower, higher) -> float:
+        return roc_auc_score(np.repeat([0, 1], [len(lower), len(higher)]), np.append(lower, higher))
+
+    measured = []
+    for fitted, known, unknown, logits_of_known, logits_of_unknown in folds:
+        classes = np.unique(labels_N[fitted])
+        statistics = statistics_of(features_ND[fitted], labels_N[fitted], num_classes=labels_N.max() + 1)
+        of_both = [(known, logits_of_known), (unknown, logits_of_unknown)]
+        measured.append([
+            (
+                {s: statistics.distances(features_ND[rows], shrinkage=s) for s in SHRINKAGES},
+                doubts(z, classes),
+            )
+            for rows, z in of_both
+        ])  # fmt: skip
+    mean_aurocs = {}
+    for has_doubt, shrinkage in itertools.product((True, False), SHRINKAGES):
+        distances = np.concatenate([known[0][shrinkage] for known, _ in measured])
+        weight = distances.std() / np.concatenate([known[1] for known, _ in measured]).std() * has_doubt
+        scores = [[part[0][shrinkage] + weight * part[1] for part in parts] for parts in measured]
+        mean_aurocs[shrinkage, has_doubt] = np.array([auroc(*parts) for parts in scores])
+    first, best = (SHRINKAGES[0], True), max(mean_aurocs, key=lambda c: mean_aurocs[c].mean())
+    gains = mean_aurocs[best] - mean_aurocs[first]
+    best = best if gains.mean() > gains.std(ddof=1) / np.sqrt(len(gains)) else first
+    return (
+        *best,
+        mean_aurocs[best].mean(),
+        np.mean([auroc(*(part[1] for part in parts)) for parts in measured]),
+    )
+
+
+def outputs_of_classes(rng, num_classes: int, count: int) -> Outputs:
+    """Rows of overlapping classes, with logits that know them roughly."""
+    labels = np.repeat(np.arange(num_classes), count)
+    features = rng.normal(size=(len(labels), 6)) + 1.5 * np.eye(num_classes, 6)[labels]
+    logits = 2 * features @ np.eye(6, num_classes) + rng.normal(size=(len(labels), num_classes))
+    return Outputs(features, logits, labels, None)
+
+
+def test_the_score_of_a_network_is_that_which_tells_each_left_out_class_from_the_others():
+    rng, split = np.random.default_rng(0), SimpleNamespace(name="dev", fingerprint="f")
+    train, dev = outputs_of_classes(rng, 4, 15), outputs_of_classes(rng, 4, 20)
+    features, labels = np.concatenate([train.features_ND, dev.features_ND]), np.repeat(range(4), 15)
+    labels, is_dev = np.append(labels, dev.labels_N), np.arange(140) >= 60
+    folds = []
+    for left_out in range(4):
+        known, unknown = is_dev & (labels != left_out), is_dev & (labels == left_out)
+        logits = (dev.logits_NK[mask[60:]] for mask in (known, unknown))
+        folds.append((~is_dev & (labels != left_out), known, unknown, *logits))
+
+    found = of_network(train, dev, split).unlike
+
+    shrinkage, has_doubt, auroc, of_doubt = chosen_by_hand(features, labels, folds)
+    assert (found.shrinkage, found.doubt_weight > 0) == (shrinkage, has_doubt)
+    assert (found.auroc, found.auroc_of_doubt) == (pytest.approx(auroc), pytest.approx(of_doubt))
+
+
+def test_the_score_of_a_probe_is_chosen_by_the_closed_form_without_each_class():
+    """W = (X'X + l2 I)^-1 X'Y of the rows of the other classes, X standardised as that of all."""
+    rng = np.random.default_rng(1)
+    train, choice = outputs_of_classes(rng, 4, 12), outputs_of_classes(rng, 4, 8)
+    features = np.concatenate([train.features_ND, choice.features_ND])
+    labels = np.append(train.labels_N, choice.labels_N)
+    about = {"num_classes": 4, "groups_N": None}
+    head = closed_form_head(torch.from_numpy(features), labels, loss="softmax", **about)
+    temperature, logits = head.facts["temperature"], head.left_out[0]
+    inputs = np.column_stack([(features - features.mean(0)) / (features.std(0) + 1e-5), np.full(80, 100.0)])
+    row_fold = np.empty(80, dtype=int)
+    row_fold[np.argsort(labels, kind="stable")] = np.arange(80) % 4
+    folds = []
+    for left_out in range(4):
+        unknown = labels == left_out
+        x, y = inputs[~unknown], 2.0 * np.eye(4)[labels[~unknown]] - 1
+        weights = np.linalg.solve(x.T @ x + head.facts["l2"] * np.eye(7), x.T @ y)
+        fitted = ~unknown & (row_fold != left_out)
+        known = ~unknown & ~fitted
+        folds.append((fitted, known, unknown, logits[known], temperature * inputs[unknown] @ weights))
+
+    found = of_probe(train, choice, loss="softmax", balance="none").unlike
+
+    shrinkage, has_doubt, auroc, of_doubt = chosen_by_hand(features, labels, folds)
+    assert temperature > 1.5  # so that it shows
+    assert (found.shrinkage, found.doubt_weight > 0) == (shrinkage, has_doubt)
+    assert (found.auroc, found.auroc_of_doubt) == (pytest.approx(auroc), pytest.approx(of_doubt))
+
+
+def test_rows_whose_outputs_overflow_are_left_out_with_their_labels_and_groups():
+    """The first logit of about half of the images is beyond the largest number of fp32."""
+    torch.manual_seed(0)
+    model = build(architecture("ViT-demo/8", image_size=(32, 48), num_classes=3), dropout=0.0)
+    split, how = noise(count=12, bad=(5,)), (PREPROCESSING, settings())
+    torch.nn.init.normal_(model.head.weight)
+    whole, _ = _outputs_of(model, split, *how, num_classes=3)
+    sorted_ND, most = np.sort(abs(whole.features_ND), axis=0), float(np.finfo(np.float32).max)
+    column = int(sorted_ND[4].argmax())
+    scale = most / float(sorted_ND[4:6, column].mean())  # between the fifth row and the sixth
+    with torch.no_grad():
+        model.head.weight[0].zero_()[column] = scale
+
+    some, skipped = _outputs_of(model, split, *how, num_classes=3)
+
+    kept = abs(whole.features_ND[:, column]).astype(np.float64) * scale <= most
+    assert len(skipped) == 1 and len(kept) == 11 and kept.sum() == 5
+    assert some.labels_N.tolist() == whole.labels_N[kept].tolist() and np.isfinite(some.logits_NK).all()
+    np.testing.assert_allclose(some.features_ND, whole.features_ND[kept])
+    np.testing.assert_allclose(some.logits_NK[:, 1:], whole.logits_NK[kept, 1:])
