@@ -61,7 +61,10 @@ def test_two_processes_learn_several_labels_and_numbers_as_one_does(request, tmp
         again = [json.loads(vit(*scores, "--num-processes", number).stdout) for number in (1, 2)]
         summary = json.loads(ended.stdout)
         for key in set(again[0]) & {"mae", "rmse", "r2", "intervals", "mean_ap", "f1_at_thresholds", "loss"}:
-            assert summary[key] == again[0][key] == again[1][key], key
+            expected = again[0][key]
+            if key == "loss" and how == ("--shard",):  # slices add in another order
+                expected = pytest.approx(expected)
+            assert summary[key] == expected and again[0][key] == again[1][key], key
 
     if "--exact" in how:
         assert fingerprint(tmp_path / "1") == fingerprint(tmp_path / "2")

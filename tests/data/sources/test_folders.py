@@ -270,10 +270,10 @@ def test_every_command_treats_a_kind_of_folder_alike(tmp_path, monkeypatch):
         ckpt, dataset = ("--ckpt", trained), ("--dataset", path)
         held_out = ("--set", "data.dev_fraction=0.3")
         outcomes = [
-            run("finetune", "--ckpt", "demo", *dataset, *short, "--dry-run"),
-            run("pretrain", "--recipe", "pretrain/demo", *dataset, *held_out, "--dry-run"),
-            run("fewshot", *ckpt, *dataset, "--shots", 1, *held_out, "--out", out / "fewshot"),
-            run("evaluate", *ckpt, *dataset),
+            run("finetune", "--ckpt", "demo", *dataset, *short, "--dry-run", "-v"),
+            run("pretrain", "--recipe", "pretrain/demo", *dataset, *held_out, "--dry-run", "-v"),
+            run("fewshot", *ckpt, *dataset, "--shots", 1, *held_out, "--out", out / "fewshot", "-v"),
+            run("evaluate", *ckpt, *dataset, "-v"),
             run("embed", *ckpt, *dataset, "--out", out / "photos.safetensors"),
             run("inspect", *ckpt, *dataset, "--out", out / "inspect"),
             run("datasets", "check", path),
