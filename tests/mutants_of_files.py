@@ -467,4 +467,11 @@ OF_FILES = {
             "return self.highest_drop < self.max_drop",
         ),
     },
+    ("vitcli/weights/download.py", "tests/weights/test_download.py"): {
+        "offline the cache is not read": (
+            "    if path.is_file():\n        user_cache.hold(path.parent)\n"
+            "        return path\n    if is_offline",
+            "    if is_offline",
+        ),
+    },
 }

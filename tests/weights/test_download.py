@@ -22,6 +22,18 @@ from vitcli.weights.io import read_description, read_weights
 from vitcli.weights.names import resolve
 
 
+def test_offline_a_file_in_the_cache_is_read_and_no_other_is_fetched(server, monkeypatch):
+    server.bucket |= {"b/x.npz": b"weights", "b/y.npz": b"others"}
+    kept = fetch_address(f"{server.address}/b/x.npz", Progress(quiet=True))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    server.requests.clear()
+
+    assert fetch_address(f"{server.address}/b/x.npz", Progress(quiet=True)) == kept
+    with pytest.raises(WeightsError, match=r"y\.npz is not in the cache, and HF_HUB_OFFLINE is set"):
+        fetch_address(f"{server.address}/b/y.npz", Progress(quiet=True))
+    assert not server.requests
+
+
 def test_a_download_that_stops_is_resumed_where_it_stopped(server):
     data = os.urandom(300_000)
     server.bucket["b/x.npz"] = data
