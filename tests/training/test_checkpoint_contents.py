@@ -65,6 +65,8 @@ FORGERIES = {
     "a negative length": of_state(lambda state: state.update(metrics_bytes=-1)),
     "too large a length": of_state(lambda state: state.update(metrics_bytes=10**9)),
     "time without end": of_state(lambda state: state.update(elapsed_s=float("inf"))),
+    "a list of facts before training": of_state(lambda state: state.update(frozen_head=[])),
+    "a word of facts before training": of_state(lambda state: state.update(frozen_head="x")),
     "skipped is a number": of_state(lambda state: state.update(skipped=5)),
     "fused is a word": of_state(lambda state: state.update(fused="yes")),
     "state.json is a list": lambda folder: (folder / "state.json").write_text("[1]"),

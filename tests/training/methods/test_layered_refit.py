@@ -297,8 +297,8 @@ def test_a_dry_run_names_what_is_chosen_between(photos):
 
 @pytest.mark.parametrize(
     "stored",
-    [0.5, [], "x", {"left_out_top1": "0.9"}, {"one_layer_top1": 1.5}, {"layered_top1": -1},
-     {"head_layers": "2"}, {"head_layers": -1}, {"left_out_top1": True}],
+    [{"left_out_top1": "0.9"}, {"one_layer_top1": 1.5}, {"layered_top1": -1}, {"head_layers": "2"},
+     {"head_layers": -1}, {"left_out_top1": True}],
 )  # fmt: skip
 def test_facts_that_no_run_has_written_are_refused(stored):
     with pytest.raises(WeightsError, match="closed form before training are damaged"):

@@ -142,43 +142,40 @@ def join(model: nn.Module, head: ClosedFormHead) -> None:
 
 def candidates(recipe: Recipe) -> list[str]:
     """Return what the closed form before training chooses between, each choice in words."""
-    lr, unfamiliar_lr, layers = recipe.optimizer.lr, recipe.optimizer.unfamiliar_lr, recipe.model.head_layers
-    rates = f"rate {lr:g}, or {unfamiliar_lr or 0:g} where frozen features know less than {FAMILIAR:.0%}"
-    heads = f"head on one layer, or on {layers} where these know {100 * AHEAD:.0f} points more"
-    return [rates] * (unfamiliar_lr is not None) + [heads] * (layers > 0)
+    choices, optimizer = [], recipe.optimizer
+    if lr := optimizer.unfamiliar_lr:
+        choices.append(
+            f"rate {optimizer.lr:g}, or {lr:g} where frozen features know less than {FAMILIAR:.0%}"
+        )
+    if layers := recipe.model.head_layers:
+        choices.append(f"head on one layer, or on {layers} where these know {100 * AHEAD:.0f} points more")
+    return choices
 
 
 def lr_of(recipe: Recipe, before: dict[str, Any]) -> float:
     """Return the base learning rate of a run by the facts of the closed form before training."""
     top1 = before.get("one_layer_top1", before.get("left_out_top1"))
-    is_unfamiliar = top1 is not None and top1 < FAMILIAR
-    return recipe.optimizer.unfamiliar_lr or recipe.optimizer.lr if is_unfamiliar else recipe.optimizer.lr
+    if top1 is None or top1 >= FAMILIAR:
+        return recipe.optimizer.lr
+    return recipe.optimizer.unfamiliar_lr or recipe.optimizer.lr
 
 
-def restored(stored: Any) -> dict[str, Any]:
+def restored(stored: dict[str, Any]) -> dict[str, Any]:
     """Return the facts of the closed form before training as a checkpoint has them.
 
     Raises:
         WeightsError: they decide about the rate and the head of a run, and no run has written these.
     """
-    known = stored if isinstance(stored, dict) else {"head_layers": None}
-    top1s = [known.get(key) for key in ("left_out_top1", "one_layer_top1", "layered_top1")]
-    layers = known.get("head_layers", 0)
-    if (
-        type(layers) is not int
-        or layers < 0
-        or not all(_is_accuracy(top1) for top1 in top1s if top1 is not None)
-    ):
-        raise WeightsError(
-            "the accuracies of the closed form before training are damaged",
-            where="state.json of the checkpoint, frozen_head",
-            fix="restore that file, or start a new run in another folder",
-        )
-    return known
-
-
-def _is_accuracy(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 1
+    top1s = [stored.get(key) for key in ("left_out_top1", "one_layer_top1", "layered_top1")]
+    are_accuracies = all(top1 is None or (type(top1) in (int, float) and 0 <= top1 <= 1) for top1 in top1s)
+    layers = stored.get("head_layers", 0)
+    if are_accuracies and type(layers) is int and layers >= 0:
+        return stored
+    raise WeightsError(
+        "the accuracies of the closed form before training are damaged",
+        where="state.json of the checkpoint, frozen_head",
+        fix="restore that file, or start a new run in another folder",
+    )
 
 
 def layers_of(before: dict[str, Any] | None) -> int:
