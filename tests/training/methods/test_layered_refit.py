@@ -14,11 +14,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tests.conftest import run, vit
+from tests.training.methods.test_refit import closed_form_by_hand
 from tests.training.test_finetune import TRICKY, fingerprint, when_logged
 from vitcli import load_model
 from vitcli import recipe as recipes
 from vitcli.errors import VitError, WeightsError
-from vitcli.features.least_squares import BIAS, STD_ADDED
 from vitcli.features.suspects import LEAST_KNOWN
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.training.methods import refit
@@ -89,13 +89,7 @@ def test_the_tuned_head_stands_in_its_columns_and_the_closed_form_of_all_joins_i
     features_NF, labels_N = features_by_hand(runs["zero"], photos)
     facts = summary_of(runs["layered"])["refit"]
 
-    mean_F, std_F = features_NF.mean(axis=0), features_NF.std(axis=0) + STD_ADDED
-    inputs_NE = np.c_[(features_NF - mean_F) / std_F, np.full(len(labels_N), BIAS)]
-    targets_NK = 2.0 * (labels_N[:, None] == np.arange(2)) - 1
-    gram_EE = inputs_NE.T @ inputs_NE + facts["l2"] * np.eye(inputs_NE.shape[1])
-    weights_EK = facts["temperature"] * np.linalg.solve(gram_EE, inputs_NE.T @ targets_NK)
-    weight_KF = weights_EK[:-1].T / std_F
-    bias_K = BIAS * weights_EK[-1] - weight_KF @ mean_F
+    weight_KF, bias_K = closed_form_by_hand(features_NF, labels_N, facts)
     weight_KF[:, 2 * WIDTH : 3 * WIDTH] += tuned["head.weight"].double().numpy()  # of the last class token
     bias_K += tuned["head.bias"].double().numpy()
 

@@ -35,6 +35,19 @@ def runs(photos, tmp_path_factory) -> dict[str, Path]:
     return {head: root / head for head in ("zero", "refit")}
 
 
+def closed_form_by_hand(
+    features_ND: np.ndarray, labels_N: np.ndarray, facts: dict
+) -> tuple[np.ndarray, np.ndarray]:
+    """The layer of two classes by the normal equations, with the strength and temperature of a run."""
+    mean_D, std_D = features_ND.mean(axis=0), features_ND.std(axis=0) + STD_ADDED
+    inputs_NE = np.c_[(features_ND - mean_D) / std_D, np.full(len(labels_N), BIAS)]
+    targets_NK = 2.0 * (labels_N[:, None] == np.arange(2)) - 1
+    gram_EE = inputs_NE.T @ inputs_NE + facts["l2"] * np.eye(inputs_NE.shape[1])
+    weights_EK = facts["temperature"] * np.linalg.solve(gram_EE, inputs_NE.T @ targets_NK)
+    weight_KD = weights_EK[:-1].T / std_D
+    return weight_KD, BIAS * weights_EK[-1] - weight_KD @ mean_D
+
+
 def test_the_head_is_the_tuned_one_plus_the_closed_form_on_the_tuned_features(photos, runs, tmp_path):
     """The truth: the same run without it, its features by `vit embed`, and the normal equations."""
     tuned, refitted = (load_file(runs[head] / "model.safetensors") for head in ("zero", "refit"))
@@ -44,13 +57,7 @@ def test_the_head_is_the_tuned_one_plus_the_closed_form_on_the_tuned_features(ph
     stored, facts = load_file(features), json.loads((runs["refit"] / "summary.json").read_text())["refit"]
     features_ND, labels_N = stored["features"].double().numpy(), stored["labels"].numpy()
 
-    mean_D, std_D = features_ND.mean(axis=0), features_ND.std(axis=0) + STD_ADDED
-    inputs_NE = np.c_[(features_ND - mean_D) / std_D, np.full(len(labels_N), BIAS)]
-    targets_NK = 2.0 * (labels_N[:, None] == np.arange(2)) - 1
-    gram_EE = inputs_NE.T @ inputs_NE + facts["l2"] * np.eye(inputs_NE.shape[1])
-    weights_EK = facts["temperature"] * np.linalg.solve(gram_EE, inputs_NE.T @ targets_NK)
-    weight_KD = weights_EK[:-1].T / std_D
-    bias_K = BIAS * weights_EK[-1] - weight_KD @ mean_D
+    weight_KD, bias_K = closed_form_by_hand(features_ND, labels_N, facts)
 
     assert facts["num_examples"] == len(labels_N) == 24  # all: none is held out
     backbone = [name for name in tuned if not name.startswith("head.")]
