@@ -148,7 +148,8 @@ def test_a_run_is_trained_on_with_its_own_head(photos, unbroken, tmp_path):
     words = ("finetune", "--ckpt", unbroken, "--dataset", photos, "--res", 16, "--lr", 0.001, "--json")
     more = ("--steps", 2, "--set", "train.log_every=1", "--batch-size", 24, "--precision", "fp32")
     more = (*more, "--recipe", "finetune/default")  # whose loss has no smoothing
-    outcome = run(*words, *more, "--keep-head", "-v", "--out", tmp_path / "on")
+    directions = (*more, "--set", "data.flip=false")
+    outcome = run(*words, *directions, "--keep-head", "-v", "--out", tmp_path / "on")
     assert outcome.code == 0, outcome.err
 
     # The first loss over all images is that of the weights as `vit evaluate` finds it, far from ln 2
@@ -156,6 +157,10 @@ def test_a_run_is_trained_on_with_its_own_head(photos, unbroken, tmp_path):
     assert losses(tmp_path / "on")[0] == pytest.approx(evaluated["loss"], rel=0.05)
     assert abs(evaluated["loss"] - math.log(2)) > 0.01
     assert "the head is kept: its 2 classes are those of the data, by name" in outcome.err
+    # Trained on once more it still mirrors no image; a fresh head may have another task
+    once_more = ("finetune", "--ckpt", tmp_path / "on", "--dataset", photos, "--dry-run", "--json")
+    assert "flip = false" in run(*once_more, "--keep-head").json["recipe"]
+    assert "flip = true" in run(*once_more).json["recipe"]
     # The same folder again names the way to go on
     refused = run(*words, *more, "--out", unbroken)
     assert refused.code == 2 and f"--ckpt {unbroken} --keep-head --out" in refused.json["error"]["fix"]

@@ -102,17 +102,18 @@ def remembered(ckpt: str | None, dataset: str | None, *, keeps_head: bool = Fals
     {} for other data, for a checkpoint of no run, and for a run of another version.
 
     Args:
-        keeps_head: also the loss that the head was trained by, whatever the data.
+        keeps_head: also whether images are mirrored, and the loss that the head was trained by, whatever the data.
     """
     from vitcli.output import run_folder
-    from vitcli.recipe.reading import reading_keys
+    from vitcli.recipe.reading import HOW_TO_READ, TO_TRAIN_ON, reading_keys
 
     folder = run_folder.folder_of(ckpt) if ckpt else None
     if folder is None:
         return {}
     with suppress(VitError):
         recipe, _ = run_folder.recipe_of(folder)
-        keys = reading_keys(recipe.data) if run_folder.is_data_of(recipe, dataset) else {}
+        names = TO_TRAIN_ON if keeps_head else HOW_TO_READ
+        keys = reading_keys(recipe.data, names) if run_folder.is_data_of(recipe, dataset) else {}
         is_trained = keeps_head and recipe.objective is not None
         return keys | ({"objective.loss": recipe.objective.loss} if is_trained else {})
     return {}

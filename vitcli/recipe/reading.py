@@ -10,6 +10,7 @@ WHICH_DATA = ("dataset", "eval_split")  # and which images are scored
 HOW_TO_READ = (
     "image_column", "label_column", "num_classes", "one_class", "streaming", "group_column", "on_bad_image",
 )  # fmt: skip
+TO_TRAIN_ON = (*HOW_TO_READ, "flip")  # and what their mirror images are, for a run that trains on
 
 
 def reading_keys(data: Data, keys: tuple[str, ...] = HOW_TO_READ) -> dict[str, Any]:
