@@ -102,7 +102,7 @@ def remembered(ckpt: str | None, dataset: str | None, *, keeps_head: bool = Fals
     {} for other data, for a checkpoint of no run, and for a run of another version.
 
     Args:
-        keeps_head: also whether images are mirrored, and the loss that the head was trained by, whatever the data.
+        keeps_head: also whether images are mirrored, and (of any data) the loss that its head was trained by.
     """
     from vitcli.output import run_folder
     from vitcli.recipe.reading import HOW_TO_READ, TO_TRAIN_ON, reading_keys

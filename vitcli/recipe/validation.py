@@ -399,6 +399,9 @@ def _contradictions_of_averages(values: Mapping[str, Any]) -> Iterator[tuple[str
         yield key, what, f"set data.dev_fraction above 0, or {key} to none"
     if is_averaged and loss not in ("softmax", "sigmoid"):
         yield key, f"{key} compares accuracies, and objective.loss is {loss!r}", "leave it out"
+    if is_averaged and values.get("data.num_examples") and values.get(HEAD_LAYERS):
+        what = f"with data.num_examples each run draws other images, and may get a head {key} cannot average"
+        yield HEAD_LAYERS, what, f"set {HEAD_LAYERS} to 0: all runs get an ordinary head"
     if values.get("data.hold_out_dev") is True and not values.get("data.dev_fraction"):
         yield "data.hold_out_dev", "data.hold_out_dev holds nothing out", "set data.dev_fraction above 0"
 

@@ -327,12 +327,15 @@ def test_runs_that_cannot_be_averaged_are_refused_before_the_first_step(photos, 
     nothing = run(*TUNE[:-4], *words, "--set", "data.dev_fraction=0", "--runs", 2)
     unknown = run(*TUNE, *words[:-1], "train.average_runs=mean", "--runs", 2)
     alone = run(*TUNE, *words)
+    layered = ("--set", "model.head=refit", "--set", "model.head_layers=2", "--set", "data.num_examples=20")
+    unlike = run(*TUNE, *words, *layered, "--runs", 2)
 
     for outcome, message in (
         (fresh, "no start in common"),
         (nothing, "held out"),
         (unknown, "train.average_runs"),
         (alone, "train.runs is 1"),
+        (unlike, "draws other images"),
     ):
         assert outcome.code == 2 and message in outcome.json["error"]["message"], outcome
     assert not (tmp_path / "out").exists()
