@@ -370,7 +370,7 @@ def _end_of_predictions(result: dict[str, Any]) -> str:
 def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
     """Return a line an image, however narrow the terminal, below the name of its folder as in a listing."""
     columns = {"image": "clipped", "class": "clipped", "probability": "number", "runner-up": "clipped"}
-    has_remarks = any(map(_remark, predictions))
+    has_remarks = any(map(_short_remark, predictions))
     last = {"": "number"} | ({" ": "id"} if has_remarks else {})
     tables = []
     by_folder: dict[str, list[dict[str, Any]]] = {}
@@ -382,7 +382,7 @@ def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
             first, *others = prediction["top"]
             second = (others[0]["class"], percent(others[0]["probability"])) if others else ("", "")
             name = os.path.basename(prediction["file"])
-            cells = (name, _class_of(prediction, first), percent(first["probability"]), *second)
+            cells = (name, first["class"], percent(first["probability"]), *second)
             rows.append((*cells, _short_remark(prediction)) if has_remarks else cells)
         table = simple_table({**columns, **last}, rows).as_text()
         tables.append((f"{plain(folder)}/\n" if folder else "") + table)
@@ -406,11 +406,11 @@ def _remark(prediction: dict[str, Any]) -> str:
 
 
 def _short_remark(prediction: dict[str, Any]) -> str:
-    """Return a remark that leaves room for the other columns."""
-    if prediction.get("in_distribution") is False:
-        return "unlike training"
+    """Return a remark that leaves room for the other columns; "" if a prediction needs none."""
     names = prediction.get("prediction_set", ())
-    return f"one of {len(names)} classes" if len(names) > 1 else ""
+    remark = f"one of {len(names)} classes" if len(names) > 1 else ""
+    remark = "unlike training" if prediction.get("in_distribution") is False else remark
+    return ", ".join(filter(None, ("unsure" if prediction.get("unsure") else "", remark)))
 
 
 def _sorted(result: dict[str, Any]) -> str:
@@ -423,9 +423,8 @@ def _sorted(result: dict[str, Any]) -> str:
         rows.append(("threshold", result["selective"]["advice"]))
     if "sorted_into" in result:
         counts = result["sorted_counts"]
-        most = ", ".join(
-            f"{name} {count}" for name, count in sorted(counts.items(), key=lambda x: -x[1])[:FOLDERS]
-        )
+        largest = sorted(counts.items(), key=lambda named: -named[1])[:FOLDERS]
+        most = ", ".join(f"{name}\N{NO-BREAK SPACE}{count}" for name, count in largest)
         more = f" and {len(counts) - FOLDERS} more folders" if len(counts) > FOLDERS else ""
         rows.append(("copied", f"{most}{more}"))
         rows.append(("into", Verbatim(result["sorted_into"])))
