@@ -544,4 +544,10 @@ OF_DATA = {
             "np.clip(int(fraction * counts_K.sum())",
         ),
     },
+    ("vitcli/data/parts/image_hashes.py", "tests/data/parts/test_image_hashes.py"): {
+        "images of another shape are copies": (
+            "_first_64_bits(repr(image_HWC.shape).encode(), ",
+            "_first_64_bits(",
+        ),
+    },
 }

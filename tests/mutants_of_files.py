@@ -474,4 +474,25 @@ OF_FILES = {
             "    if is_offline",
         ),
     },
+    (
+        "vitcli/export/golden.py",
+        "tests/export/test_onnx_file.py::test_a_check_says_whether_the_file_is_the_one_that_was_exported",
+    ): {
+        "weights beside an ONNX file take no memory": (
+            "for part in (file, *data_files(file))",
+            "for part in (file,)",
+        ),
+        "every file is the one that was exported": (
+            'is_same = golden.get("sha256") == digest_of_file(file).hex()',
+            "is_same = True",
+        ),
+        "the file that was exported is another": (
+            'is_same = golden.get("sha256") == digest',
+            'is_same = golden.get("sha256") != digest',
+        ),
+        "another file than the exported one has no note": (
+            "[] if is_same else",
+            "[] if True else",
+        ),
+    },
 }

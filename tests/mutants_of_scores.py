@@ -24,6 +24,10 @@ OF_SCORES = {
         "cat and Cat share a folder": ("if name.casefold() not in taken", "if name not in taken"),
     },
     ("vitcli/evaluation/inference.py", "tests/evaluation/test_inference.py"): {
+        "scores of predictions are logits": (
+            "logits_BK.double().log_softmax(dim=1).float()",
+            "logits_BK",
+        ),
         "logits are averaged and not probabilities": (
             "torch.logaddexp(one_BK.log_softmax(dim=-1), other_BK.log_softmax(dim=-1))",
             "(one_BK.log_softmax(dim=-1) + other_BK.log_softmax(dim=-1)) / 2",
@@ -587,6 +591,15 @@ OF_SCORES = {
         "the rate of a layer is that of the one before": (
             "return rates[0 if depth == backbone.layout.num_layers else depth]",
             "return rates[0 if depth == backbone.layout.num_layers else depth - 1]",
+        ),
+    },
+    (
+        "vitcli/features/embed.py",
+        "tests/features/test_embed.py::test_a_plain_folder_is_named_without_a_split_and_lines_fit_into_80_columns",
+    ): {
+        "the lines that read features name no file": (
+            'load_file({result["out"]!r})',
+            "load_file()",
         ),
     },
 }

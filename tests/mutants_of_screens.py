@@ -801,4 +801,13 @@ OF_SCREENS = {
             "or count >= MANY_PER_CLASS",
         ),
     },
+    (
+        "vitcli/inspection/attention.py",
+        "tests/inspection/test_attention.py::test_features_by_place_are_those_of_the_patches",
+    ): {
+        "tokens that are no grid are a map": (
+            "if patches_BND.shape[1] == grid[0] * grid[1] else None",
+            "",
+        ),
+    },
 }

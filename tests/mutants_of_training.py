@@ -447,4 +447,83 @@ OF_TRAINING = {
             'final["images_seen"] / final["measured_images_per_s"] / 3600',
         ),
     },
+    (
+        "vitcli/training/methods/refit.py",
+        "tests/training/methods/test_refit.py::test_images_of_a_single_class_have_no_closed_form",
+    ): {
+        "a single class has a closed form": (
+            " or len(np.unique(rows.labels_N)) < 2",
+            "",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/average.py",
+        "tests/training/many_runs/test_average.py::test_accuracy_and_loss_of_a_run_are_the_means_over_the_dev_part",
+    ): {
+        "the loss on the dev part is a sum": (
+            "predictions.losses_N.mean()",
+            "predictions.losses_N.sum()",
+        ),
+    },
+    (
+        "vitcli/training/many_runs/average.py",
+        "tests/training/many_runs/test_average.py::test_images_that_cannot_be_decoded_are_counted_once_over_all_passes",
+    ): {
+        "unreadable images of the last pass alone are counted": (
+            "self.skipped |= set(skipped)",
+            "self.skipped = set(skipped)",
+        ),
+        "unreadable images of an average are not counted": (
+            "self.runtime.union(self.skipped)",
+            "set()",
+        ),
+    },
+    ("vitcli/training/notes.py", "tests/training/test_notes.py"): {
+        "files left out of training are not said": (
+            "left_out = train.left_out | scored.left_out",
+            "left_out = scored.left_out",
+        ),
+        "files left out of scoring are not said": (
+            "left_out = train.left_out | scored.left_out",
+            "left_out = train.left_out",
+        ),
+    },
+    (
+        "vitcli/training/setup.py",
+        "tests/training/test_auto_batch_size.py::test_the_memory_of_a_run_is_that_of_its_tensors_and_of_a_micro_batch",
+    ): {
+        "a micro-batch takes the memory of one image": (
+            "(weights + activations * job.plan.per_device_batch)",
+            "(weights + activations)",
+        ),
+        "SGD takes the memory of Adam": (
+            '(2 if recipe.optimizer.name == "adam" else 1)',
+            "2",
+        ),
+        "the average takes no memory": (
+            "+ bool(recipe.optimizer.average)",
+            "",
+        ),
+        "gradients take no memory": (
+            "* 4 * (2 + _tensors_per_weight(job.recipe))",
+            "* 4 * (1 + _tensors_per_weight(job.recipe))",
+        ),
+        "a sharded run takes the memory of a whole one": (
+            "job.runtime.world_size if job.options.shard else 1",
+            "1",
+        ),
+    },
+    (
+        "vitcli/training/setup.py",
+        "tests/training/test_auto_batch_size.py::test_the_trial_recomputes_activations_where_the_run_does",
+    ): {
+        "what a step holds takes twice the memory": (
+            "held = params * 4 *",
+            "held = params * 8 *",
+        ),
+        "a trial on a CPU forgets the gradients": (
+            "params * 8 + held",
+            "params * 4 + held",
+        ),
+    },
 }

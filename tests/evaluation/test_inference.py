@@ -81,6 +81,7 @@ def test_the_decoded_rows_count_once_each_and_without_dropout(is_training):
     assert scored.loss == pytest.approx(
         log_sum - np.mean([[0.0, 9.0, 1.0][row % 3] for row in predictions.rows_N])
     )
+    assert predictions.scores_NK == pytest.approx(np.tile([0.0, 9.0, 1.0], (8, 1)) - log_sum)
     assert model.training == is_training
 
 

@@ -2,12 +2,14 @@
 
 import base64
 import copy
+import hashlib
 import io
 import json
 import shutil
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -384,22 +386,39 @@ def test_a_process_has_memory_and_time_by_the_bytes_of_its_weights(monkeypatch):
     ],
 )
 def test_a_tie_is_no_other_class(monkeypatch, tmp_path, answers, is_same):
-    (tmp_path / "net.onnx").write_bytes(b"")
-    entry = {"image": "a.png", "png": png(4, 4), "outputs": {"0": 0.5, "1": 0.49999, "2": 0.0}}
-    about = {"output": "probabilities", "tolerance": 1e-4 if is_same else 1e-3, "images": [entry]}
-    about["tolerance"] = 1e-4
-    golden.golden_path(tmp_path / "net.onnx").write_text(json.dumps(about))
-    process = SimpleNamespace(
-        answer_name="probabilities", input_shape=(1, 4, 4, 3), answers=lambda image_HWC: np.array(answers)
-    )
-    monkeypatch.setattr(golden, "OnnxProcess", lambda path, num_bytes: nullcontext(process))
-    monkeypatch.setattr(golden, "data_files", lambda path: [])
-
     if is_same:
-        assert golden.check(str(tmp_path / "net.onnx"))["max_rel_difference"] <= 1e-4
+        assert checked(answers, tmp_path, monkeypatch)["max_rel_difference"] <= 1e-4
     else:
         with pytest.raises(CheckFailed, match=r"another class for 1 image of 1, the first a\.png"):
-            golden.check(str(tmp_path / "net.onnx"))
+            checked(answers, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_check_says_whether_the_file_is_the_one_that_was_exported(monkeypatch, tmp_path, is_same):
+    sha256 = hashlib.sha256(b"net" if is_same else b"other").hexdigest()
+    result = checked([0.5, 0.49999, 0.0], tmp_path, monkeypatch, sha256=sha256)
+
+    assert result["same_file"] is is_same
+    note = "the file is not byte for byte the one that was exported"
+    assert result["notes"] == ([] if is_same else [note])
+
+
+def checked(answers: list[float], folder: Path, monkeypatch, **about) -> dict:
+    """The check of a file of 3 bytes with 7 more of weights beside it, which gives these answers."""
+    (folder / "net.onnx").write_bytes(b"net")
+    (folder / "net.onnx.data").write_bytes(b"weights")
+    entry = {"image": "a.png", "png": png(4, 4), "outputs": {"0": 0.5, "1": 0.49999, "2": 0.0}}
+    about = {"output": "probabilities", "tolerance": 1e-4, "images": [entry], **about}
+    golden.golden_path(folder / "net.onnx").write_text(json.dumps(about))
+
+    def process_of(path: Path, *, num_bytes: int):
+        assert (path.name, num_bytes) == ("net.onnx", 10)
+        answer = {"answer_name": "probabilities", "input_shape": (1, 4, 4, 3)}
+        return nullcontext(SimpleNamespace(**answer, answers=lambda image_HWC: np.array(answers)))
+
+    monkeypatch.setattr(golden, "OnnxProcess", process_of)
+    monkeypatch.setattr(golden, "data_files", lambda path: [path.with_name("net.onnx.data")])
+    return golden.check(str(folder / "net.onnx"))
 
 
 @pytest.mark.parametrize("by_user", [None, 7])

@@ -321,3 +321,8 @@ def test_a_plain_folder_is_named_without_a_split_and_lines_fit_into_80_columns(m
 
     assert "file        holiday.safetensors, 20.0 KiB" in lines and "images      12 images, holiday" in lines
     assert max(map(len, lines)) <= 80
+    last = [line.strip() for line in lines[-2:]]
+    assert last == [
+        "from safetensors.numpy import load_file",
+        "load_file('holiday.safetensors')[\"features\"]",
+    ]

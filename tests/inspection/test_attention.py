@@ -253,3 +253,4 @@ def test_features_by_place_are_those_of_the_patches():
     assert torch.equal(feature_map(model, encoded)[:, 1, 2], encoded[:, 1 + 5])
     assert torch.equal(feature_map(resnet, of_resnet)[:, 1, 2], of_resnet[:, :, 1, 2])
     assert feature_map(model, [encoded]) is None
+    assert feature_map(model, encoded[:, :-1]) is None  # five patches are not two rows of three

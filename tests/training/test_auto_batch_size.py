@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,13 @@ from torch import nn
 from tests.conftest import run
 from tests.fake_device import report_gpus
 from tests.training.test_finetune import SMALL
+from vitcli import recipe as recipes
 from vitcli.errors import MachineError
+from vitcli.models.build import architecture
+from vitcli.models.variants import VARIANTS
 from vitcli.training import auto_batch_size, setup
 
+ADAM = ("optimizer.name=adam", "optimizer.betas=[0.9, 0.999]", "optimizer.eps=1e-8")
 META = torch.device("meta")
 
 
@@ -98,14 +103,16 @@ def test_the_default_part_on_a_gpu_takes_half_of_its_memory_at_most():
 
 
 def test_the_trial_recomputes_activations_where_the_run_does(photos, monkeypatch):
-    recomputing = []
+    recomputing, bytes_of = [], {}
 
-    def largest(model, objective, sizes, **_):
+    def largest(model, objective, sizes, *, bytes_at, held_bytes, **_):
         recomputing.append(model.grad_checkpointing)
+        bytes_of[model.grad_checkpointing] = held_bytes, bytes_at(0), bytes_at(3) - bytes_at(0)
         return 4
 
     monkeypatch.setattr(setup, "find_max_batch_size", largest)
     words = (*SMALL, "--dataset", photos, "--batch-size", 12, "--per-device-batch", "auto", "--steps", 3)
+    words += ("--precision", "fp32")
     estimates = [
         run(*words, "--dry-run", "--set", f"model.grad_checkpointing={value}").json
         for value in ("true", "false")
@@ -114,6 +121,34 @@ def test_the_trial_recomputes_activations_where_the_run_does(photos, monkeypatch
     assert recomputing == [True, False]
     less, more = (plan["estimated_peak_memory_gib"] for plan in estimates)
     assert less < more
+    # SGD's moment and the gradients of earlier micro-batches are held; weights and gradients are besides.
+    params, values = estimates[0]["params"], (2 * 2 + 1) * 96  # of a layer's output, for 16 x 16 pixels
+    layers = VARIANTS["ViT-demo/8"].layers
+    assert bytes_of[False] == (8 * params, 16 * params, 3 * 17 * 4 * values * layers)
+    assert bytes_of[True] == (8 * params, 16 * params, 3 * (17 * 4 + 4 * layers) * values)
+
+
+@pytest.mark.parametrize(
+    ("keys", "processes", "tensors"),
+    [
+        ((), 1, 3),  # weights, gradients and a moment
+        (ADAM, 1, 4),
+        ((*ADAM, "optimizer.average=0.9"), 1, 5),
+        (("optimizer.average=0.9",), 4, 1),  # a quarter of four
+    ],
+)
+def test_the_memory_of_a_run_is_that_of_its_tensors_and_of_a_micro_batch(keys, processes, tensors):
+    arch = architecture("ViT-B/16", image_size=(224, 224), num_classes=1000)
+    job = SimpleNamespace(
+        start=SimpleNamespace(arch=arch),
+        runtime=SimpleNamespace(world_size=processes, precision="bf16", device=torch.device("cuda")),
+        options=SimpleNamespace(shard=processes > 1),
+        recipe=recipes.load("finetune/default", ["data.dataset=demo", *keys]),
+        plan=SimpleNamespace(per_device_batch=32),
+    )
+
+    weights, activations = 86_567_656 * 4, 32 * 17 * 2 * 197 * 768 * 12  # as timm counts the weights
+    assert setup._estimated_memory_gib(job) * 2**30 == pytest.approx(tensors * weights + activations)
 
 
 def test_a_cpu_compares_with_the_memory_that_is_free(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from vitcli import recipe as recipes
 from vitcli.data.dataset import DataSet
-from vitcli.data.sources.folders import UNREADABLE, left_out_of
+from vitcli.data.sources.folders import UNREADABLE, LeftOut, left_out_of
 from vitcli.data.split import Split
 from vitcli.output.progress import wrapped_lines
 from vitcli.output.text import NO_LIMIT
@@ -74,11 +74,12 @@ def test_of_several_runs_the_first_alone_opens_and_verbose_shows_all():
     assert lines.notes == ["one", "two"]
 
 
-def opened(root: Path, **changes) -> Opening:
+def opened(root: Path, *, scored_left_out: LeftOut | None = None, **changes) -> Opening:
     given = {"data.dataset": str(root), "model.ckpt": "demo"}
     recipe = recipes.load("modern/finetune-some", ("data.image_size=64",), given)
     whole = DataSet("demo").open("train")
     train, scored = (replace(whole.rows(np.arange(*rows)), **changes) for rows in ((0, 200), (200, 300)))
+    scored = scored if scored_left_out is None else replace(scored, left_out=scored_left_out)
     seen = SimpleNamespace(num_trained_on=lambda split: 7)
     start = SimpleNamespace(
         arch=SimpleNamespace(name="ViT-demo/8"),
@@ -105,6 +106,13 @@ def test_the_lines_say_network_data_and_what_is_left_out_and_seen_images_come_be
     assert lines.notes[0].startswith("the checkpoint was trained on 7 of the 100 images to score on")
     assert lines.notes[-1] == "pixels" and any("seen 400 times" in note for note in lines.notes)
     assert opened(tmp_path).lines[-1] == "left out: 1 of them unreadable, first cat/3.jpg"
+
+
+def test_files_are_left_out_of_the_images_to_train_on_and_of_those_to_score(tmp_path):
+    left_out = left_out_of(UNREADABLE, ["a.heic", "b.heic"])
+    lines = opened(tmp_path, left_out=left_out, scored_left_out=left_out_of(UNREADABLE, ["b.heic", "c.heic"]))
+
+    assert lines.lines[-1].startswith("left out: 1 of them unreadable, 3 files (HEIC")
 
 
 @pytest.mark.parametrize(

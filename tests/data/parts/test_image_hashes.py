@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from vitcli.data.decoding import decode
-from vitcli.data.parts.image_hashes import FLAT, near_pairs, perceptual_hash
+from vitcli.data.parts.image_hashes import FLAT, hash_images, near_pairs, perceptual_hash
+from vitcli.data.split import Split
 
 
 def scene(seed: int, height: int = 96, width: int = 128) -> np.ndarray:
@@ -79,6 +80,19 @@ def test_a_plain_surface_has_no_look():
     assert perceptual_hash((128 + noise).astype(np.uint8)) is None
     assert perceptual_hash(np.array([[[0, 0, 0], [255, 255, 255]]], np.uint8)) is not None
     assert FLAT < 5
+
+
+def test_the_same_bytes_in_another_shape_are_other_pixels():
+    pixels = np.random.default_rng(0).integers(0, 256, 36).astype(np.uint8)
+    images = [pixels.reshape(height, width, 3) for height, width in ((2, 6), (6, 2), (2, 6))]
+    split = Split("drawn", 3, None, 1, lambda row: (images[row], 0), lambda: np.zeros(3, int), str)
+    done = []
+
+    hashes = hash_images(split, num_threads=1, progress=done.append)
+
+    wide, high, copy = hashes.pixels_N
+    assert wide == copy != high and done == [3]
+    assert hashes.sides_N2.tolist() == [[2, 6], [6, 2], [2, 6]] and hashes.rows_N.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("block", [1, 7, 10_000])

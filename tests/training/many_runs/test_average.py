@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -18,6 +19,7 @@ from tests.conftest import Outcome, run, vit
 from tests.evaluation.test_regression import REGRESSION, ages  # noqa: F401, a fixture
 from tests.evaluation.test_several_labels import SEVERAL, shapes  # noqa: F401, a fixture
 from tests.training.test_finetune import stopped_in_part
+from vitcli import load_model
 from vitcli.data.dataset import DataSet
 from vitcli.data.seen_images import SeenImages, digests_of
 from vitcli.evaluation.statistics import mcnemar
@@ -100,6 +102,44 @@ def test_the_folder_holds_the_average_that_won_on_the_dev_part(averaged, summary
         assert (entry["run_dir"], entry["sha256"]) == (str(path), sha256_of(path))
     scored = run("evaluate", "--ckpt", averaged, "--precision", "fp32", "--json", "-q").json
     assert (scored["top1"], scored["loss"]) == (record["top1"], inner["loss"])
+
+
+def rows_of_dev(photos: Path, averaged: Path) -> np.ndarray:
+    """Rows of the training images that no run was trained on."""
+    seen = SeenImages.of(read_weights(str(averaged)).metadata)
+    return np.flatnonzero(~np.isin(digests_of(DataSet(str(photos)).open("train")), seen.trained_on))
+
+
+def test_accuracy_and_loss_of_a_run_are_the_means_over_the_dev_part(photos, averaged, summary):
+    rows = rows_of_dev(photos, averaged).tolist()
+    files = sorted((photos / "train").glob("*/*.png"))  # of 12 images of "green", then of "red"
+    for entry in summary["average"]["runs"]:
+        model, transform, _ = load_model(entry["run_dir"])
+        with torch.no_grad():
+            logits_NK = model(torch.stack([transform(files[row]) for row in rows]))
+        labels_N = torch.tensor([row // 12 for row in rows])
+        assert entry["dev_top1"] == (logits_NK.argmax(dim=1) == labels_N).float().mean().item()
+        loss = (logits_NK.logsumexp(dim=1) - logits_NK[range(len(rows)), labels_N]).mean().item()
+        assert entry["dev_loss"] == pytest.approx(loss, rel=1e-3)
+
+
+def test_images_that_cannot_be_decoded_are_counted_once_over_all_passes(photos, averaged, runs, tmp_path):
+    shutil.copytree(photos, tmp_path / "data")
+    files = sorted((tmp_path / "data/train").glob("*/*.png"))
+    damaged = files[rows_of_dev(photos, averaged)[0]], tmp_path / "data/test/red/03.png"
+    for file in damaged:
+        file.write_bytes(b"no image")
+    for folder in runs:
+        text = (folder / "recipe.toml").read_text()
+        assert 'on_bad_image = "error"' in text
+        (folder / "recipe.toml").write_text(text.replace('on_bad_image = "error"', 'on_bad_image = "skip"'))
+
+    result = average(*runs, "--dataset", tmp_path / "data", "--out", tmp_path / "out").json
+
+    assert (result["average"]["num_dev_examples"], result["num_eval_examples"]) == (6, 9)
+    assert result["num_skipped_images"] == len(result["skipped_images"]) == 2
+    for file, place in zip(damaged, sorted(result["skipped_images"], reverse=True), strict=True):
+        assert str(file.relative_to(tmp_path)) in place
 
 
 @pytest.mark.parametrize(
@@ -197,10 +237,8 @@ def test_the_paired_test_is_that_of_saved_predictions(photos, averaged, summary,
 def is_right_on_dev(photos: Path, averaged: Path, predictions: Path) -> np.ndarray:
     import pyarrow.parquet as pq
 
-    seen = SeenImages.of(read_weights(str(averaged)).metadata)
-    digests_N = digests_of(DataSet(str(photos)).open("train"))
     ranks_N = pq.read_table(predictions)["rank"].to_numpy()
-    return ranks_N[~np.isin(digests_N, seen.trained_on)] == 0
+    return ranks_N[rows_of_dev(photos, averaged)] == 0
 
 
 def test_the_same_command_continues_without_its_last_files_and_ends_with_the_same_bits(

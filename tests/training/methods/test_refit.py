@@ -13,12 +13,16 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import run
+from tests.data.test_loader import noise
+from tests.evaluation.test_inference import settings
+from tests.evaluation.test_masked_patch import PREPROCESSING
 from tests.training.test_exact import EXACT, exact_run
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint, small_run, when_logged
 from vitcli import recipe as recipes
 from vitcli.data.dataset import DataSet
 from vitcli.errors import VitError
 from vitcli.features.least_squares import BIAS, STD_ADDED
+from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.training.methods import refit
 from vitcli.training.methods.refit import check_refit, num_rows
 from vitcli.training.schedule import plan
@@ -103,6 +107,20 @@ def test_each_pass_takes_a_tenth_of_the_images_of_the_steps_but_all_of_few(photo
     assert num_rows(large, planned(10)) == refit.LEAST_ROWS
     assert num_rows(large, planned(100_000)) == refit.MOST_ROWS
     assert num_rows(DataSet(str(photos)).open("train"), planned(1_000)) == 24
+
+
+@pytest.mark.parametrize(("rows", "is_fitted"), [([0, 3, 6], False), ([0, 3, 6, 1], True)])
+def test_images_of_a_single_class_have_no_closed_form(rows, is_fitted):
+    options = TransformerOptions(layers=1)
+    model = build(
+        architecture("ViT-demo/8", image_size=(32, 48), num_classes=3, options=options), dropout=0.0
+    )
+    split = noise(count=9).rows(np.array(rows))  # row % 3 is the label
+    how = {"most_rows": 9, "loss": "softmax", "balance": "none", "head_layers": None}
+
+    head, _ = refit.fit(model, split, PREPROCESSING, settings(), **how)
+
+    assert (head is not None) is is_fitted
 
 
 @pytest.mark.parametrize("kind", ["has_several_labels", "has_numbers"])
