@@ -33,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("dist", "no") == "no":
         libraries.load()
         gc.disable()  # test modules and their cases stay: a search for garbage among them takes seconds
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a job in the background; children inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

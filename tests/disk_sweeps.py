@@ -313,6 +313,7 @@ def sweep_of(what: str, scratch: Path, photos: str) -> Sweep:
             lambda out, acknowledged: acknowledging(command([*words, out]), acknowledged),
             results_of,
             is_resumable=what == "http",
+            most=most,
         )
     if what.startswith("shard-"):  # -0 or -1, the process whose disk fails
         words = [*run_words(photos), scratch / "out", "--shard"]
