@@ -29,7 +29,7 @@ MOST_ALIKE = 0.99  # correlation of thumbnails of 16 x 16
 
 @dataclass(frozen=True)
 class Cut:
-    """Where the class folders are, how many training and test images of a class to take, and how to write them."""
+    """Where the class folders are, how many images of a class to take, and how to write them."""
 
     folder: str
     num_train: int
@@ -40,7 +40,7 @@ class Cut:
 
 
 def some_objects(files: dict[str, list[Path]]) -> list[str]:
-    """Fifty classes with enough images; the two of faces show the same ones, that of the background shows none."""
+    """Fifty classes with enough images; two of faces show the same ones, the background shows no object."""
     twice = {"BACKGROUND_Google", "Faces", "Faces_easy"}
     enough = [name for name, paths in files.items() if len(paths) >= 45 and name not in twice]
     return sorted(sorted(enough, key=hash_of)[:50])
