@@ -80,7 +80,8 @@ def test_what_is_below_the_threshold_is_unsure_and_sorted_apart(images, tmp_path
     equal = run(*words, "--threshold", likeliest[1], "--json").json["predictions"]
     assert sorted(each["unsure"] for each in equal) == [False, False, True]
 
-    shown = run(*words, *more[:2]).out
+    shown = run(*words, *more[:2], "--sort-into", tmp_path / "sorted again").out
+    assert f"unsure {sum(unsure.values())}" in shown.partition("copied")[2]
     assert shown.count("unsure: ") == sum(unsure.values())
     assert f"{sum(unsure.values())} of 3, below" in shown
     assert run(*words, "--sort-into", images / "sorted").code == 2

@@ -424,7 +424,7 @@ def _sorted(result: dict[str, Any]) -> str:
     if "sorted_into" in result:
         counts = result["sorted_counts"]
         largest = sorted(counts.items(), key=lambda named: -named[1])[:FOLDERS]
-        most = ", ".join(f"{name}\N{NO-BREAK SPACE}{count}" for name, count in largest)
+        most = ", ".join(f"{name} {count}" for name, count in largest)
         more = f" and {len(counts) - FOLDERS} more folders" if len(counts) > FOLDERS else ""
         rows.append(("copied", f"{most}{more}"))
         rows.append(("into", Verbatim(result["sorted_into"])))
