@@ -455,6 +455,8 @@ def fill_by_row(
     columns_of: Callable[[Batch, Any], dict[str, Tensor]],
     split: Split,
     settings: EvalSettings,
+    *,
+    title: str = "evaluate",
 ) -> tuple[Tensor, list[str]]:
     """Write the numbers of every row to its place in columns for the whole split, equal on all processes.
 
@@ -462,6 +464,7 @@ def fill_by_row(
         columns: by name, (N, ...) zeros; filled in place.
         outputs: this process's batches with the network's outputs.
         columns_of: maps such a pair to the numbers of its rows, by column.
+        title: of the progress.
 
     Returns:
         (N,) bool, the rows that were decoded; and the places of this process's undecodable images.
@@ -473,7 +476,7 @@ def fill_by_row(
     seen_N = torch.zeros(len(split), dtype=torch.int64)
     skipped: list[str] = []
     with runtime.local_errors():
-        for batch, batch_outputs in report_progress(outputs, settings, "evaluate", len(split)):
+        for batch, batch_outputs in report_progress(outputs, settings, title, len(split)):
             for name, values_B in columns_of(batch, batch_outputs).items():
                 columns[name][batch.rows_B] = values_B
             seen_N[batch.rows_B] += 1

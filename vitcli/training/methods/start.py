@@ -216,7 +216,7 @@ def features_of(
     outputs = inference.outputs_of(
         model, batches, preprocessing, settings.device, settings.precision, network=network
     )
-    seen_N, skipped = inference.fill_by_row(columns, outputs, columns_of, split, settings)
+    seen_N, skipped = inference.fill_by_row(columns, outputs, columns_of, split, settings, title="features")
     rows_N = seen_N.nonzero()[:, 0].numpy()
     groups_N = None if split.groups_N is None else split.groups_N[rows_N]
     of_rows = columns["features"][rows_N], columns["labels"][rows_N].numpy(), groups_N
