@@ -6,9 +6,10 @@ first fails. `python -m pytest -m slow tests/test_mutants.py -k "fsync or SIGTER
 
 import os
 import shutil
-import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 
@@ -42,36 +43,50 @@ def copy(tmp_path_factory) -> Path:
     return folder
 
 
-def run_tests(copy: Path, tests: list[str], *, timeout: int) -> subprocess.CompletedProcess:
-    """Run tests of a copy until one fails, without any real data or weights."""
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+@pytest.fixture(scope="module")
+def run_tests(copy) -> Iterator[Callable[..., tuple[int, str]]]:
+    """Run tests of the copy until one fails, without real data or weights; return exit code and output.
+
+    Each run is a fork of a process that has loaded torch and the like, which half of the time went to.
+    """
     environ = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    environ |= {"VIT_TEST_DATA": str(copy / "none")}
-    environ |= {name: "" for name in os.environ if name.startswith("PYTEST_XDIST")}
-    return subprocess.run(words, cwd=copy, env=environ, capture_output=True, text=True, timeout=timeout)
+    environ |= {"VIT_TEST_DATA": str(copy / "none"), "OMP_NUM_THREADS": "1"}
+    environ = {name: value for name, value in environ.items() if not name.startswith("PYTEST_")}
+    output = copy / "output"
+
+    def run(tests: Iterable[str], *, timeout: int) -> tuple[int, str]:
+        words = [str(timeout), str(output), "-x", "-q", "-p", "no:cacheprovider", *tests]
+        server.stdin.write("\t".join(words) + "\n")
+        server.stdin.flush()
+        return int(server.stdout.readline()), output.read_text(errors="replace")
+
+    words = [sys.executable, "-m", "tests.mutant_server"]
+    with Popen(words, cwd=copy, env=environ, stdin=PIPE, stdout=PIPE, text=True) as server:
+        yield run
+        server.stdin.close()
 
 
 @pytest.mark.slow
-def test_without_a_break_the_same_tests_are_green(copy):
+def test_without_a_break_the_same_tests_are_green(run_tests):
     tests = sorted({test for mutant in MUTANTS for test in mutant.tests.split()})
     print(f"{len(MUTANTS)} breaks, {len(tests)} files of tests")
 
-    ended = run_tests(copy, tests, timeout=3600)
+    code, output = run_tests(tests, timeout=3600)
 
-    assert ended.returncode == 0, ended.stdout[-3000:]
+    assert code == 0, output[-3000:]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.what for mutant in MUTANTS])
-def test_a_deliberate_break_turns_a_test_red(copy, mutant):
+def test_a_deliberate_break_turns_a_test_red(copy, run_tests, mutant):
     file = copy / mutant.file
     text = file.read_text()
     broken = text.replace(mutant.before, mutant.after)
     compile(broken, mutant.file, "exec")
     file.write_text(broken)
     try:
-        ended = run_tests(copy, mutant.tests.split(), timeout=600)
+        code, output = run_tests(mutant.tests.split(), timeout=600)
     finally:
         file.write_text(text)
 
-    assert ended.returncode == 1, f"no test of {mutant.tests} noticed:\n{ended.stdout[-1500:]}"
+    assert code == 1, f"no test of {mutant.tests} noticed:\n{output[-1500:]}"
