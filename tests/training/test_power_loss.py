@@ -55,6 +55,9 @@ class Disk:
             self._write(below, path / name)
 
 
+needs_names = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="handles have no names here")
+
+
 @pytest.fixture
 def lose_power(tmp_path, monkeypatch) -> Iterator[Callable]:
     """Give a function that runs a writer in a new folder and calls a check on what each power loss leaves."""
@@ -94,17 +97,21 @@ def lose_power(tmp_path, monkeypatch) -> Iterator[Callable]:
         os.close(handle)
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="handles have no names here")
+def opened(root: Path, photos: str) -> RunFolder:
+    overrides = {"data.dataset": str(photos), "model.name": "ViT-demo/8"}
+    recipe = recipes.load("finetune/default", (), overrides, training=False)
+    return open_run(root / "runs" / "mine", recipe, [], overwrite=False)  # neither is there before
+
+
+@needs_names
 @pytest.mark.parametrize("keep", [1, 2])
 def test_no_power_loss_takes_a_checkpoint_that_was_acknowledged(lose_power, keep, photos):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    overrides = {"data.dataset": str(photos), "model.name": "ViT-demo/8"}
-    recipe = recipes.load("finetune/default", (), overrides, training=False)
 
     def write(root: Path) -> Iterator[int]:
-        run_dir = root / "runs" / "mine"  # neither is there before
-        folder: RunFolder = open_run(run_dir, recipe, [], overwrite=False)
+        folder = opened(root, photos)
+        run_dir = folder.path
         for step in range(1, 6):
             folder.log({"step": step})
             saved = checkpoint.Checkpoint(
@@ -125,3 +132,22 @@ def test_no_power_loss_takes_a_checkpoint_that_was_acknowledged(lose_power, keep
             assert (run_dir / "metrics.jsonl").stat().st_size >= saved.state["metrics_bytes"]
 
     assert lose_power(write, check) > 80
+
+
+@needs_names
+def test_where_a_run_is_finished_no_line_of_its_metrics_is_lost(lose_power, photos):
+    def write(root: Path) -> Iterator[int]:
+        folder = opened(root, photos)
+        folder.log({"step": 1, "eval": {"top1": 0.5}})
+        folder.write_summary({"step": 1})
+        yield 1
+        folder.close()
+
+    def check(left: Path, acknowledged: int) -> None:
+        run_dir = left / "runs" / "mine"
+        is_finished = (run_dir / "summary.json").exists() and (run_dir / "summary.json").stat().st_size
+        assert is_finished or not acknowledged
+        if is_finished:
+            assert (run_dir / "metrics.jsonl").read_text() == '{"step": 1, "eval": {"top1": 0.5}}\n'
+
+    assert lose_power(write, check) > 10

@@ -400,7 +400,7 @@ def _write_run_folder(
     folder.write_text(TABLE, as_text(result, verbose=True))
     if "forecast" in result:
         plots.save(folder.path / forecast.FIGURE, forecast.figure(result["forecast"]))
-    folder.write_json(run_folder.SUMMARY, FewshotSummary.written(result))
+    folder.write_summary(FewshotSummary.written(result))
     folder.close()
     return result
 

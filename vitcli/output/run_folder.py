@@ -134,6 +134,11 @@ class RunFolder:
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         write_json(self.path / name, value)
 
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Mark the run as finished, with every line of metrics.jsonl on disk: nothing writes them again."""
+        self.metrics_bytes()
+        self.write_json(SUMMARY, summary)
+
     def write_text(self, name: str, text: str) -> None:
         write_text(self.path / name, text)
 

@@ -257,7 +257,7 @@ def write_results(
     for name, figure in curves.items():
         plots.save(folder.path / "figures" / f"{name}.png", figure)
     folder.write_text("README.md", model_card(summary, recipes.to_toml(job.recipe), job.start.arch))
-    folder.write_json(run_folder.SUMMARY, summary)
+    folder.write_summary(summary)
 
 
 def write_run_predictions(
@@ -317,7 +317,7 @@ def write_sweep_results(
     arch = read_weights(str(source)).architecture
     folder.write_text("README.md", model_card(summary, recipe_toml, arch))
     folder.write_text("table.txt", all_rows(summary, width=NO_LIMIT))
-    folder.write_json(run_folder.SUMMARY, summary)
+    folder.write_summary(summary)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -349,7 +349,7 @@ class Averaging:
             card = model_card(summary, recipes.to_toml(first.recipe), self.arch)
             self.folder.write_text("README.md", card)
             self.folder.write_json(AVERAGE, {"asked": task.asked, **record})
-            self.folder.write_json(run_folder.SUMMARY, summary)
+            self.folder.write_summary(summary)
         return summary
 
 
