@@ -158,7 +158,7 @@ def test_an_official_file_in_gives_an_official_file_out(tmp_path):
         (["out.safetensors", "--res", "60"], 2, "56 or 64"),
         (["out.safetensors", "--res", "64", "--method", "cubic"], 2, "paper, timm"),
         (["out.safetensors", "--res", "0"], 2, "not a size in pixels"),
-        (["out.npz", "--res", "64x56"], 2, "square --res"),
+        (["out.npz", "--res", "64x56"], 2, "fix:   end OUT in .safetensors, or give a square --res"),
         (["there.safetensors", "--res", "64"], 2, "exists"),
     ],
 )
