@@ -253,8 +253,6 @@ def _open_task(
     for side in options.sides:
         check_image_size(replace(arch, image_size=(side, side)))
     target = target_of(weights.metadata)
-    if target:
-        check_apply(options.asserted, "number")
     if target and (label_map or real_lists):
         raise VitError(
             f"these weights predict a number, {target.name}, and no classes",
@@ -263,11 +261,11 @@ def _open_task(
         )
     opened = open_eval_split(recipe, options.split, weights)
     if target:
+        check_apply(options.asserted, "number")
         return EvalTask(request, recipe, opened, np.arange(len(opened)), opened.fingerprint, target=target)
 
     several = several_labels_of(weights.metadata, arch.num_classes)
-    has_several = several is not None or opened.has_several_labels
-    check_apply(options.asserted, "several" if has_several else "class")
+    check_apply(options.asserted, "several" if several or opened.has_several_labels else "class")
 
     # With a class map: only the mapped classes, and logits projected to them.
     if label_map is not None:

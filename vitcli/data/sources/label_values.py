@@ -99,12 +99,27 @@ def hot_names(values: Mapping[str, str], columns: Sequence[str], place: str) -> 
     """
     for column in columns:
         if values[column].lower() not in HOT:
+            holds = f"holds {values[column]!r}" if values[column] else "is blank"
             raise DataError(
-                f"column {column!r} holds {values[column]!r}, and a column for a class holds 0 or 1",
+                f"column {column!r} {holds}, and a column for a class holds 0 or 1",
                 where=place,
-                fix="correct it, or name the columns of the classes: --set data.label_column=cat,dog",
+                fix="write 0 or 1, remove the row, or name other columns in data.label_column",
             )
     return json.dumps([column for column in columns if HOT[values[column].lower()]])
+
+
+def columns_of_numbers(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> tuple[list[str], bool]:
+    """Return the columns of numbers alone, and whether all columns are of 0 and 1.
+
+    Blank cells say nothing, so that they can be refused by name; a full column is preferred to one with some.
+    """
+    values = {column: {row[column] for row in rows} for column in columns}
+    filled = {column: texts - {""} for column, texts in values.items() if texts != {""}}
+    of_numbers = [column for column, texts in filled.items() if all(map(is_number, texts))]
+    are_hot = len(filled) == len(columns) and all(
+        text.lower() in HOT for texts in filled.values() for text in texts
+    )
+    return [column for column in of_numbers if "" not in values[column]] or of_numbers, are_hot
 
 
 def number_in(label: LabelText) -> float:
