@@ -100,6 +100,16 @@ BAD = {
         "labels.csv has no column 'lable', did you mean 'label'?", "recipe key data.label_column",
         "one of its columns: label", {"label_column": "lable"},
     ),
+    "a column of numbers that is not there": (
+        ".csv", "file,label,years\n0.png,a,1.5\n",
+        "labels.csv has no column 'age'", "recipe key data.label_column",
+        "one of its columns of numbers: years", NUMBER,
+    ),
+    "no column of numbers": (
+        ".csv", "file,label\n0.png,a\n",
+        "labels.csv has no column 'age'", "recipe key data.label_column",
+        "it has no column of numbers: add one, or take other data", NUMBER,
+    ),
     "no name of a file": (".csv", "file,label\n,a\n", "a row names no file", "labels.csv, line 2", BELOW),
     "a file that is not there": (
         ".csv", "file,label\n0.png,a\ngone.png,b\n",
@@ -437,6 +447,9 @@ def test_a_missing_number_of_a_table_is_refused_with_its_row(tmp_path):
         stored.to_parquet(tmp_path / name / "train.parquet")
 
     assert DataSet(str(tmp_path / "whole"), numbers=True).open("train").read_labels().tolist() == [1, 2, 4]
+    with pytest.raises(DataError) as caught:
+        DataSet(str(tmp_path / "whole"), numbers=True, label_column="years").open("train")
+    assert caught.value.fix == "one of its columns of numbers: age"
     for name in ("none", "nan", "large"):
         with pytest.raises(
             DataError, match=r"1 of 3 rows of .* have no finite number of up to 1e\+100"

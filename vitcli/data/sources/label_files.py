@@ -37,6 +37,7 @@ from vitcli.data.sources.label_values import (
     check_are_classes,
     columns_of_numbers,
     hot_names,
+    offered_numbers,
     read_labels,
 )
 from vitcli.data.sources.tables import SPLIT_WORDS, Tables, split_of, table_of
@@ -305,10 +306,12 @@ def _label_columns(
     usual = NUMBER_COLUMNS if choices.numbers else LABEL_COLUMNS
     try:
         return (_column(path, rows[0], columns, named, usual),)
-    except NoColumn:
+    except NoColumn as error:
         of_numbers, are_hot = columns_of_numbers(columns, rows)
         if choices.numbers and not named and len(of_numbers) == 1:
             return (of_numbers[0],)
+        if choices.numbers and named:
+            error.fix = offered_numbers(of_numbers)
         if not (named or choices.numbers) and choices.one_hot and len(columns) > 1 and are_hot:
             return tuple(columns)
         if not (named or choices.numbers) and len(of_numbers) == 1:
@@ -321,11 +324,7 @@ def _only_numbers(path: Path, column: str, columns: list[str]) -> NoColumn:
     fix = f"--set data.label_column=NAME names the classes; {NEEDS_NUMBERS}"
     if len(columns) == 2:  # the other has the files
         fix = f"{NEEDS_NUMBERS}; --set data.label_column={column} takes them as classes"
-    return NoColumn(what, where=_listing(path, columns), fix=fix)
-
-
-def _listing(path: Path, columns: Iterable[str]) -> str:
-    return f"{path}, its columns: {first_few([*columns], 8)}"
+    return NoColumn(what, where=f"{path}, its columns: {first_few(columns, 8)}", fix=fix)
 
 
 def _rows_of_csv(path: Path) -> Iterator[LabelRow]:
@@ -452,7 +451,7 @@ def _column(path: Path, row: LabelRow, columns: list[str], named: str | None, us
         problem = f"{len(fitting)} columns that may be the {what}" if fitting else f"no column of {what}"
         raise NoColumn(
             f"{path.name} has {problem}",
-            where=_listing(path, row),
+            where=f"{path}, its columns: {first_few([*row], 8)}",
             fix=f"--set {key}=NAME" + ("" if fitting else f", or call it {usual[0]}"),
         )
     return fitting[0]

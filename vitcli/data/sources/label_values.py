@@ -122,6 +122,13 @@ def columns_of_numbers(columns: Sequence[str], rows: Sequence[Mapping[str, str]]
     return [column for column in of_numbers if "" not in values[column]] or of_numbers, are_hot
 
 
+def offered_numbers(columns: Sequence[str]) -> str:
+    """Return what to do where a column of numbers is not there: name one of those that are."""
+    if columns:
+        return f"one of its columns of numbers: {', '.join(columns)}"
+    return "it has no column of numbers: add one, or take other data"
+
+
 def number_in(label: LabelText) -> float:
     """Return the number that a label is.
 
