@@ -102,6 +102,10 @@ def leak(root: Path) -> None:
     shutil.copy(root / "train/rose/00.png", root / "test/rose/copy.png")
 
 
+def near_leak(root: Path) -> None:
+    Image.open(root / "train/rose/00.png").save(root / "test/rose/copy.jpg", quality=90)
+
+
 def leak_of_a_third_split(root: Path) -> None:
     save(root / "val/rose/30.png", 30)
     shutil.copy(root / "test/tulip/13.png", root / "val/tulip.png")
@@ -284,6 +288,8 @@ def test_the_speed_is_of_the_images_of_all_splits(clean):
     [
         (broken, ["--skip-bad"]),
         (copy_within, ["--set data.group_column=near_duplicates"]),
+        (near_leak, ["--set data.train_split=train+test --set data.group_column=near_duplicates"]),
+        (leak, []),  # they are deleted first
         (long, []),
     ],
 )
