@@ -70,6 +70,16 @@ def test_weights_without_their_head_lose_its_class_names_and_are_read_again(chec
     assert read_weights(str(out)).architecture.num_classes == 0 and read_weights(str(out)).class_names is None
 
 
+def test_the_names_of_imagenets_classes_are_known_of_the_result_too(tmp_path):
+    if not REAL.is_dir():
+        pytest.skip("the real checkpoint (VIT_TEST_DATA) is not here")
+    ckpt, out = REAL / "vit_ti16_augreg_in1k.npz", tmp_path / "out.safetensors"
+    assert run("interpolate-posemb", str(ckpt), str(out), "--res", "96").code == 0
+
+    assert read_weights(str(out)).readable_class_names == read_weights(str(ckpt)).readable_class_names
+    assert read_weights(str(out)).readable_class_names[0].startswith("tench")
+
+
 def test_a_grid_of_the_same_number_of_tokens_but_another_shape_changes(checkpoint, tmp_path):
     ckpt, out = checkpoint(image_size=(16, 64)), tmp_path / "out.safetensors"
     result = run("interpolate-posemb", str(ckpt), str(out), "--res", "32x32", "--json").json

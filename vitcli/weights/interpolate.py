@@ -17,6 +17,7 @@ from vitcli.models.pos_embed import resample_patch_embedding, similarity_at_land
 from vitcli.models.variants import VARIANTS
 from vitcli.output.atomic import check_out
 from vitcli.output.text import pairs
+from vitcli.weights.describe import RESAMPLED_FROM
 from vitcli.weights.formats import non_square_size, unsupported_feature, write_official
 from vitcli.weights.io import Weights, read_weights, write_weights_file
 from vitcli.weights.jax import SPELLINGS
@@ -158,7 +159,7 @@ def _write(path: Path, state: dict[str, Tensor], arch: Architecture, weights: We
     preprocessing = weights.preprocessing and weights.preprocessing | {"image_size": list(arch.image_size)}
     # The scores belong to the weights before
     metadata = {key: v for key, v in weights.metadata.items() if key not in ("top1", "top5", "loss")}
-    metadata["interpolated_from"] = weights.source
+    metadata[RESAMPLED_FROM] = weights.source
     stored = {"preprocessing": preprocessing, "class_names": weights.class_names, "metadata": metadata}
     write_weights_file(path, state, arch, **stored)
 

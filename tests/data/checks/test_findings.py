@@ -195,6 +195,12 @@ def test_each_thing_is_found_alone_and_named(photos, spoil, expected):
         assert all(finding["fix"] in screen.err.splitlines()[2] for finding in spoiling)
 
 
+def test_a_single_pair_is_no_plural(photos):
+    leak(photos)
+
+    assert "1 pair of equal files, 0 of equal pixels" in run("datasets", "check", photos, "-q").out
+
+
 def test_limits_belong_to_what_is_not_found(photos):
     save(photos / "train/rose/small.png", 40, height=32, width=40)
     save(photos / "train/tulip/long.png", 41, height=40, width=120)

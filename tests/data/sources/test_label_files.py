@@ -19,7 +19,7 @@ ONE_WAY = 'write the labels of all rows in the same way: cat|dog, cat;dog or ["c
 BELOW = "name files below ROOT, relative to the file of labels"
 TRAIN = "correct the labels, or add images of these classes to train"
 AS_NUMBERS = (
-    "vit finetune with --set objective.loss=regression predicts it as a number; "
+    "vit finetune with --set objective.loss=regression predicts numbers; "
     "--set data.label_column=label takes them as classes"
 )
 FILL = "write the labels, or remove the rows"

@@ -32,7 +32,7 @@ DECIMAL_COMMA = re.compile(r"-?\d+,\d+")  # as spreadsheets of half of the world
 FEW_CLASSES = 20  # up to so many are taken as they are, whatever they look like
 MANY_NUMBERS, IMAGES_PER_NUMBER = 1_000, 20  # more numbers with fewer images each are no classes
 NUMBERS, NAMES = "numbers", "a name of each image"
-NEEDS_NUMBERS = "vit finetune with --set objective.loss=regression predicts it as a number"
+NEEDS_NUMBERS = "vit finetune with --set objective.loss=regression predicts numbers"
 
 Label = str | tuple[str, ...] | float
 
