@@ -42,7 +42,7 @@ GELU_TEXTS = {
 }
 
 
-RESAMPLED_FROM = "interpolated_from"  # of the metadata: the weights before, whose classes these have
+RESAMPLED_FROM = "interpolated_from"  # of the metadata: the first weights, whose classes these have
 STORED = "as stored with the weights"  # the usual origin of a preprocessing
 
 

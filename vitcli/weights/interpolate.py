@@ -159,7 +159,7 @@ def _write(path: Path, state: dict[str, Tensor], arch: Architecture, weights: We
     preprocessing = weights.preprocessing and weights.preprocessing | {"image_size": list(arch.image_size)}
     # The scores belong to the weights before
     metadata = {key: v for key, v in weights.metadata.items() if key not in ("top1", "top5", "loss")}
-    metadata[RESAMPLED_FROM] = weights.source
+    metadata.setdefault(RESAMPLED_FROM, weights.source)
     stored = {"preprocessing": preprocessing, "class_names": weights.class_names, "metadata": metadata}
     write_weights_file(path, state, arch, **stored)
 
