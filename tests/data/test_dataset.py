@@ -164,6 +164,9 @@ def test_several_splits_without_a_usual_name_must_be_chosen_from(tmp_path):
 
     table = datasets.Dataset.from_dict({"image": [b"x"], "label": [0]})
     datasets.DatasetDict(one=table, two=table).save_to_disk(tmp_path)
+    with pytest.raises(DataError) as caught:
+        DataSet(str(tmp_path), streaming=True)
+    assert "leave data.streaming out" in caught.value.fix
 
     with pytest.raises(DataError, match="several splits and none is named") as caught:
         open_eval(data_section(tmp_path), "auto")

@@ -286,7 +286,7 @@ def test_stray_bytes_that_every_viewer_passes_over_do_not_make_a_jpeg_bad():
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 500, b"these are words, not pixels", bytes(range(256)) * 4])
 def test_what_is_no_image_is_refused_in_words(data):
-    with pytest.raises(DataError, match="not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM file") as caught:
+    with pytest.raises(DataError, match=f"not a JPEG, .* or {decoding.FORMATS[-1]} file") as caught:
         decode(data)
 
     assert caught.value.where == "row 7"

@@ -73,6 +73,36 @@ def test_a_mistyped_key_is_refused_with_the_nearest():
         assertions.parse("top_1>=0.9", keys=KEYS)
 
 
+@pytest.mark.parametrize(
+    ("kind", "key", "says"),
+    [
+        ("class", "mean_ap", "each image has one label, the name of a class, so the result has no mean_ap"),
+        ("several", "f1_macro", "these images have several labels each, so the result has no f1_macro"),
+        ("number", "top1", "these weights predict a number and no classes, so the result has no top1"),
+    ],
+)
+def test_a_key_of_other_labels_is_refused_before_the_pass(kind, key, says):
+    other, mine = (assertions.parse(f"{key}>=0.9", keys=(key,)) for key in (key, "num_eval_examples"))
+    assertions.check_apply([mine], kind)
+
+    with pytest.raises(VitError) as refused:
+        assertions.check_apply([mine, other], kind)
+    assert (refused.value.message, refused.value.exit_code) == (says, 2)
+    assert key not in re.findall(r"\w+", refused.value.fix)
+
+
+def test_keys_of_some_labels_alone_are_offered_with_that():
+    with pytest.raises(VitError) as told:
+        assertions.parse("acc>=0.9", keys=assertions.NUMBERS + assertions.OF_NUMBERS)
+
+    first, *others = told.value.fix.split("; ")
+    assert first.startswith("one of top1, top5") and "mean_ap" not in first and "mae" not in first
+    assert others[:2] == [
+        "of several labels also mean_ap, f1_at_thresholds",
+        "of numbers mae, rmse, r2, mae_of_mean",
+    ]
+
+
 def test_real_top1_is_only_known_where_real_labels_are():
     with pytest.raises(VitError) as told:
         assertions.parse("real_top1>=0.9", keys=KEYS)

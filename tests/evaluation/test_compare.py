@@ -114,6 +114,16 @@ def test_different_data_sets_are_named_whatever_their_cuts(pair, tmp_path):
     assert "--split train scores all" in run("compare", cats, moved).err
 
 
+def test_a_score_on_test_and_one_on_a_dev_part_of_train_are_compared_on_test(tmp_path):
+    dev = saved(tmp_path, "dev", [0, 1, 2], [0, 1, 2], dev_cut={"split": "train"})
+    test = saved(tmp_path, "test", [0, 1], [0, 1], eval_split="pets, split test", dev_cut=None)
+
+    assert (
+        "images that neither run was trained on: vit evaluate --ckpt A --ckpt B --out BOTH --split test; "
+        "then vit compare BOTH/1 BOTH/2" in run("compare", test, dev).err
+    )
+
+
 def test_slices_of_one_split_are_other_images_though_their_rows_and_labels_agree(pair, tmp_path):
     labels = [0] * 4 + [1] * 4 + [2] * 4
     first, second = (

@@ -258,6 +258,7 @@ def test_one_unreadable_file_costs_no_other_answer(trained, photos, tmp_path):
 
     assert stopped.code == 3 and stopped.json["predictions"] == whole["predictions"]
     assert stopped.json["error"]["message"].startswith("1 of 11 images cannot be read: ")
+    assert "check this file, or" in stopped.json["error"]["fix"]
     assert stopped.json["error"]["where"] == str(bad) == stopped.json["unreadable"][0]["file"]
     assert lines.code == 3 and lines.err.startswith("error: 1 of 11") and len(lines.out.splitlines()) == 11
     assert skipped.code == 0 and f"left out: {bad} (" in skipped.out

@@ -191,6 +191,8 @@ def test_a_run_reports_errors_and_evaluate_and_predict_agree_with_it(ages, train
     assert new["mae"] == pytest.approx(np.mean([abs(by_file[f"{n}.png"] - n) for n in range(3)]))
     text = run("evaluate", "--ckpt", trained, "-q").out
     assert f"MAE         {summary['mae']:.4g}" in text and "always its mean gives MAE" in text
+    exported = run("export", trained, tmp_path / "ages.safetensors", "--images", ages)
+    assert "head        a number\n" in exported.out, exported.err
     assert "number, `age`" in (trained / "README.md").read_text()
 
 

@@ -158,6 +158,10 @@ def predicted(trained: Path, folder: Path, *more: object) -> tuple[np.ndarray, l
     return np.array([[row["bright"], row["red"]] for row in by_class]), [entry["labels"] for entry in entries]
 
 
+def _asserting(texts: tuple[str, ...]) -> list[str]:
+    return [word for text in texts for word in ("--assert", text)]
+
+
 def test_a_run_chooses_thresholds_that_evaluate_and_predict_use(shapes, trained, tmp_path):
     summary = json.loads((trained / "summary.json").read_text())
     stored = json.loads((trained / "config.json").read_text())["vit"]["metadata"]["several_labels"]
@@ -194,6 +198,9 @@ def test_a_run_chooses_thresholds_that_evaluate_and_predict_use(shapes, trained,
     assert run("predict", "--ckpt", trained, shapes / "test/0.png", "--out", table, "-q").code == 0
     header, line = table.read_text().splitlines()
     assert header.startswith("file,labels,class,probability") and line.split(",")[1] == "|".join(labels[0])
+    asserted = ("mean_ap>=0", "f1_at_thresholds>=0"), ("f1_macro>=0",)
+    codes = [run("evaluate", "--ckpt", trained, "-q", *_asserting(texts)).code for texts in asserted]
+    assert codes == [0, 2]
     text = run("evaluate", "--ckpt", trained, "-q").out
     assert f"mAP         {100 * summary['mean_ap']:.2f}" in text and "chosen on" in text
 

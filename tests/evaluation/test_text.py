@@ -144,3 +144,11 @@ def test_the_likeliest_of_several_labels_has_one_sign_of_percent():
     entry = {"file": "a.jpg", "labels": ["cat"], "top": [{"class": "cat", "probability": 0.67681}]}
 
     assert predictions_as_text({"predictions": [entry]}).split()[-2:] == ["cat", "67.68%"]
+
+
+def test_the_seventh_folder_of_copies_is_one_more():
+    entry = {"file": "a.jpg", "top": [{"class": "cat", "probability": 0.7}]}
+    counts = {f"class-{number}": 1 for number in range(7)}
+    result = {"predictions": [entry], "sorted_into": "there", "sorted_counts": counts}
+
+    assert " and 1 more folder\n" in predictions_as_text(result | {"unreadable": []})

@@ -137,6 +137,9 @@ def test_the_screen_is_one_page_with_the_next_command(shapes):
     assert any(line.startswith("classes     4: ") for line in lines)
     train = f"--dataset {shapes} --set data.group_column=near_duplicates"  # drawn shapes look alike
     assert lines[-1] == f"next        vit finetune --ckpt demo {train}"
+    at_96 = ("--set", "data.image_size=96")
+    large = run("datasets", "check", shapes, "--labels", "--ckpt", "demo", "-q", *at_96).out.splitlines()
+    assert f"vit finetune --ckpt demo --dataset {shapes} --res 96 " in large[-1]
     plain = run("datasets", "check", shapes, "-q").out.splitlines()
     check = f"vit datasets check {shapes} --labels --ckpt WEIGHTS --out suspects.csv"
     assert plain[-2:] == [f"next        {check}", f"            vit finetune --ckpt WEIGHTS {train}"]

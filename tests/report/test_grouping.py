@@ -70,6 +70,12 @@ def test_different_recipes_stand_in_columns_of_their_own_named_by_what_differs(c
     assert len(found) == 2 and ("ViT-B/16", f"384 px, {name}") in found
 
 
+def test_a_forecast_changes_no_accuracy_and_divides_no_column():
+    runs = [entry(str(seed), train__seed=seed, fewshot__forecast=seed > 0) for seed in (0, 1)]
+
+    assert columns(*runs) == [("ViT-B/16", "384 px")]
+
+
 def test_recipes_that_never_meet_in_a_cell_share_a_column():
     assert columns(entry("a"), entry("b", row=("cifar10", "test"), optimizer__lr=0.01)) == [
         ("ViT-B/16", "384 px")

@@ -132,7 +132,7 @@ def test_numbers_that_are_taken_as_classes_are_noted(names, count, is_noted):
 
     assert bool(told) is is_noted
     assert not told or f"{len(names)} numbers are taken as classes, in {count} images" in told[0]
-    assert not told or "--set objective.loss=regression" in told[0]
+    assert not told or "--set objective.loss=regression predicts numbers" in told[0]
 
 
 def test_classes_of_a_split_of_declared_size_are_no_numbers():

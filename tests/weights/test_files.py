@@ -70,6 +70,12 @@ def test_a_file_of_another_kind_is_refused_by_its_name(tmp_path):
 def test_a_folder_without_weights_is_refused(tmp_path):
     assert "model.safetensors" in refusal(tmp_path).message
 
+    (tmp_path / "recipe.toml").touch()  # of an unfinished run
+    assert refusal(tmp_path).fix == "let the run finish first"
+    for step in (5, 25):
+        (tmp_path / "checkpoints" / f"step_{step:07d}").mkdir(parents=True)
+    assert refusal(tmp_path).fix.endswith(f"checkpoint: {tmp_path / 'checkpoints' / 'step_0000025'}")
+
 
 def test_missing_demo_weights_are_an_error(monkeypatch, folder, tmp_path):
     monkeypatch.setattr(locate, "DEMO_FOLDER", folder)

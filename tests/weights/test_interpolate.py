@@ -70,6 +70,21 @@ def test_weights_without_their_head_lose_its_class_names_and_are_read_again(chec
     assert read_weights(str(out)).architecture.num_classes == 0 and read_weights(str(out)).class_names is None
 
 
+def test_the_names_of_imagenets_classes_are_known_of_the_result_too(tmp_path):
+    if not REAL.is_dir():
+        pytest.skip("the real checkpoint (VIT_TEST_DATA) is not here")
+    ckpt, once, out = (
+        REAL / "vit_ti16_augreg_in1k.npz",
+        tmp_path / "1.safetensors",
+        tmp_path / "2.safetensors",
+    )
+    for before, after, size in ((ckpt, once, "96"), (once, out, "64")):
+        assert run("interpolate-posemb", str(before), str(after), "--res", size).code == 0
+
+    assert read_weights(str(out)).readable_class_names == read_weights(str(ckpt)).readable_class_names
+    assert read_weights(str(out)).readable_class_names[0].startswith("tench")
+
+
 def test_a_grid_of_the_same_number_of_tokens_but_another_shape_changes(checkpoint, tmp_path):
     ckpt, out = checkpoint(image_size=(16, 64)), tmp_path / "out.safetensors"
     result = run("interpolate-posemb", str(ckpt), str(out), "--res", "32x32", "--json").json
@@ -158,7 +173,7 @@ def test_an_official_file_in_gives_an_official_file_out(tmp_path):
         (["out.safetensors", "--res", "60"], 2, "56 or 64"),
         (["out.safetensors", "--res", "64", "--method", "cubic"], 2, "paper, timm"),
         (["out.safetensors", "--res", "0"], 2, "not a size in pixels"),
-        (["out.npz", "--res", "64x56"], 2, "square --res"),
+        (["out.npz", "--res", "64x56"], 2, "fix:   end OUT in .safetensors, or give a square --res"),
         (["there.safetensors", "--res", "64"], 2, "exists"),
     ],
 )

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from vitcli.data.sources.label_values import offered_numbers
 from vitcli.errors import DataError, is_of_machine, nearest
 from vitcli.output.text import first_few
 from vitcli.regular_files import MOST_BYTES, read_regular
@@ -77,8 +78,9 @@ def find_number_column(features: datasets.Features, named: str | None, name: str
     candidates = [column for column, feature in features.items() if _is_number(feature)]
     usual = [column for column in candidates if column in ("label", "labels", "target", "value")]
     column = _pick_column(
-        features, named, usual or candidates, what="number", key="data.label_column", name=name
-    )
+        features, named, usual or candidates, what="number", key="data.label_column", name=name,
+        offered=offered_numbers(candidates),
+    )  # fmt: skip
     if not _is_number(features[column]):
         raise DataError(
             f"column {column!r} of {name} holds {_type_name(features[column])}, and no numbers to predict",
@@ -128,14 +130,14 @@ def _is_label(feature) -> bool:
 
 
 def _pick_column(
-    features, named: str | None, candidates: list[str], *, what: str, key: str, name: str
+    features, named: str | None, candidates: list[str], *, what: str, key: str, name: str, offered: str = ""
 ) -> str:
     columns = list(features)
     if named is not None and named not in columns:
         raise DataError(
             f"{name} has no column {named!r}{nearest(named, columns)}",
             where=f"recipe key {key}",
-            fix=f"one of its columns: {', '.join(columns)}",
+            fix=offered or f"one of its columns: {', '.join(columns)}",
         )
     if named is None and len(candidates) != 1:
         several = f"has {len(candidates)} columns that may be the {what}: {', '.join(candidates)}"

@@ -197,7 +197,7 @@ def _decode_checked(data: bytes, *, where: Callable[[int], str], row: int) -> np
             raise
         reason = reason_of(error)
         if "cannot identify image file" in reason:
-            reason = "not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM file"
+            reason = f"not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
             reason = HEIC_ADVICE if data[8:12] in HEIC_BRANDS else reason
         raise DataError(
             f"an image cannot be decoded: {reason[:120]}",

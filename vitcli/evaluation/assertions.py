@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from vitcli.errors import CheckFailed, VitError, nearest
 
@@ -24,14 +24,20 @@ OF_CLASSES = (
     "recall_weighted", "f1_weighted", "auroc_macro", "aupr_macro",
 )  # fmt: skip
 OF_BELIEF = ("coverage", "mean_set_size", "ece_at_temperature", "nll_at_temperature")  # where they are stored
-NUMBERS = (
-    "top1", "top5", "loss", "nll", "brier", "ece", "num_eval_examples", "num_skipped_images", "images_per_s",
-    "elapsed_s", "mean_ap", "f1_at_thresholds", *OF_CLASSES, *OF_BELIEF,
-)  # fmt: skip
-OF_NUMBERS = ("mae", "rmse", "r2", "mae_of_mean")  # of weights that predict a number, instead of ACCURACIES
-ACCURACIES = ("top1", "top5", "nll", "brier", "ece", "mean_ap", "f1_at_thresholds", *OF_CLASSES,
-              *OF_BELIEF)  # fmt: skip
+OF_SEVERAL = ("mean_ap", "f1_at_thresholds")  # of images with several labels, instead of OF_CLASSES
+ALWAYS = ("loss", "num_eval_examples", "num_skipped_images", "images_per_s", "elapsed_s")
+OF_LABELS = ("top1", "top5", "nll", "brier", "ece")
+NUMBERS = (*OF_LABELS, *ALWAYS, *OF_SEVERAL, *OF_CLASSES, *OF_BELIEF)
+OF_NUMBERS = ("mae", "rmse", "r2", "mae_of_mean")  # of weights that predict a number, instead of accuracies
 OF_REAL = ("real_top1", "num_real_examples")
+# The keys of each kind of labels, besides ALWAYS, and what a result of it is of
+KINDS = {
+    "number": (OF_NUMBERS, "these weights predict a number and no classes"),
+    "class": (
+        (*OF_LABELS, *OF_CLASSES, *OF_BELIEF, *OF_REAL), "each image has one label, the name of a class"
+    ),
+    "several": ((*OF_LABELS, *OF_SEVERAL, *OF_REAL), "these images have several labels each"),
+}  # fmt: skip
 FRACTION = re.compile(
     rf"(real_)?top[15]|ece(_at_temperature)?|coverage|mean_ap|f1_at_thresholds|{'|'.join(OF_CLASSES)}"
 )  # numbers from 0 to 1
@@ -82,7 +88,7 @@ def parse(text: str, *, keys: Sequence[str]) -> Assertion:
         raise VitError(
             f"the result has no number {key!r}{nearest(key, keys)}",
             where=where,
-            fix=f"one of {', '.join(keys)}" + ("" if "real_top1" in keys else "; with --real also real_top1"),
+            fix=_choices(keys),
         )
     # No relation to NaN ever holds, and every number is less than infinity.
     try:
@@ -105,21 +111,32 @@ def parse(text: str, *, keys: Sequence[str]) -> Assertion:
     return Assertion(key, relation, bound)
 
 
-def check_apply(asserted: Sequence[Assertion], *, to_numbers: bool) -> None:
-    """Refuse, before any pass, a key that the result of such weights has not.
+def _choices(keys: Sequence[str]) -> str:
+    """Return the keys with what a result of some has them, before anything is read."""
+    groups = {
+        "of several labels also": OF_SEVERAL,
+        "of numbers": OF_NUMBERS,
+        "with stored prediction sets": OF_BELIEF,
+    }
+    some = {key for group in groups.values() for key in group}
+    parts = [f"one of {', '.join(key for key in keys if key not in some)}"]
+    parts += [f"{when} {', '.join(group)}" for when, group in groups.items() if {*group} <= {*keys}]
+    return "; ".join(parts + ([] if "real_top1" in keys else ["with --real also real_top1"]))
 
-    Args:
-        to_numbers: whether the weights predict a number.
+
+def check_apply(asserted: Sequence[Assertion], kind: Literal["number", "class", "several"]) -> None:
+    """Refuse, before any pass, a key that the result of labels of this kind has not.
+
+    Raises:
+        VitError: it has none of that name.
     """
-    missing = ACCURACIES if to_numbers else OF_NUMBERS
+    apply, what = KINDS[kind]
     for assertion in asserted:
-        if assertion.key in missing:
-            what = "a number and no classes" if to_numbers else "classes and no number"
-            keys = OF_NUMBERS if to_numbers else ACCURACIES
+        if assertion.key not in (*apply, *ALWAYS):
             raise VitError(
-                f"these weights predict {what}, so the result has no {assertion.key}",
+                f"{what}, so the result has no {assertion.key}",
                 where=f"--assert {str(assertion)!r}",
-                fix=f"one of {', '.join(keys)}",
+                fix=f"one of {', '.join(key for key in apply if key not in OF_REAL)}",
             )
 
 

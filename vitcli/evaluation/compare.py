@@ -59,9 +59,16 @@ def _common_images(a: SavedPredictions, b: SavedPredictions) -> str:
     if not cuts:
         return ""
     split = base_of(str(cuts[0].get("split")))
+    scored = "vit evaluate --ckpt A --ckpt B --out BOTH --split"
+    then = "; then vit compare BOTH/1 BOTH/2"
+    # A file without a cut is of a split of its own, such as test.
+    for file in (a, b):
+        other = str(file.about.get("eval_split")).rpartition(", split ")[2]
+        if not file.about.get("dev_cut") and not {*other.split("+")} & {*split.split("+")}:
+            return f"score images that neither run was trained on: {scored} {other}{then}"
     return (
-        f"each run held out images of its own: vit evaluate --ckpt A --ckpt B --split {split} scores all of "
-        "the data set with both; a --dataset of images that neither was trained on is fairer"
+        f"each run held out images of its own: {scored} {split} scores all of the data set with both{then}; "
+        "a --dataset of images that neither was trained on is fairer"
     )
 
 

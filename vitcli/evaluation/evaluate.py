@@ -253,7 +253,6 @@ def _open_task(
     for side in options.sides:
         check_image_size(replace(arch, image_size=(side, side)))
     target = target_of(weights.metadata)
-    check_apply(options.asserted, to_numbers=target is not None)
     if target and (label_map or real_lists):
         raise VitError(
             f"these weights predict a number, {target.name}, and no classes",
@@ -262,7 +261,11 @@ def _open_task(
         )
     opened = open_eval_split(recipe, options.split, weights)
     if target:
+        check_apply(options.asserted, "number")
         return EvalTask(request, recipe, opened, np.arange(len(opened)), opened.fingerprint, target=target)
+
+    several = several_labels_of(weights.metadata, arch.num_classes)
+    check_apply(options.asserted, "several" if several or opened.has_several_labels else "class")
 
     # With a class map: only the mapped classes, and logits projected to them.
     if label_map is not None:
@@ -283,7 +286,6 @@ def _open_task(
         )
 
     # Without: all classes, in the checkpoint's order, for the ReaL labels too.
-    several = several_labels_of(weights.metadata, arch.num_classes)
     opened = data_classes.spelled_as(opened, weights.class_names)
     opened = opened.with_label_lists() if several else opened
     split, is_mapped = data_classes.match_class_names(

@@ -302,9 +302,10 @@ def error_of(unreadable: Sequence[dict[str, str]], num_images: int) -> DataError
     """Return the error about images that cannot be read, of so many."""
     where, reason = first_few([entry["file"] for entry in unreadable]), unreadable[0]["message"]
     what = f"{len(unreadable):,} of {count_of(num_images, 'image')} cannot be read"
+    files = "this file" if len(unreadable) == 1 else "these files"
     if len(unreadable) == num_images:
-        return DataError(f"{what}: {reason}", where=where, fix="check these files")
-    fix = "the other images are answered; check these files, or leave such ones out with --skip-bad"
+        return DataError(f"{what}: {reason}", where=where, fix=f"check {files}")
+    fix = f"the other images are answered; check {files}, or leave such ones out with --skip-bad"
     return DataError(f"{what}: {reason}", where=where, fix=fix)
 
 

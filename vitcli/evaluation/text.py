@@ -425,7 +425,8 @@ def _sorted(result: dict[str, Any]) -> str:
         counts = result["sorted_counts"]
         largest = sorted(counts.items(), key=lambda named: -named[1])[:FOLDERS]
         most = ", ".join(f"{name} {count}" for name, count in largest)
-        more = f" and {len(counts) - FOLDERS} more folders" if len(counts) > FOLDERS else ""
+        left = len(counts) - FOLDERS
+        more = f" and {count_of(left, 'more folder')}" if left > 0 else ""
         rows.append(("copied", f"{most}{more}"))
         rows.append(("into", Verbatim(result["sorted_into"])))
     return pairs(rows)

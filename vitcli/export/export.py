@@ -45,6 +45,7 @@ INPUT_TEXT = {
     "images": "uint8 (B, height, width, 3) of any size",
     "pixels": "uint8 (B, height, width, 3) of the size of the network",
 }
+HEADS = {"features": "none, features only", "number": "a number"}  # by the kind of the outputs
 IN_A_TIMM_FOLDER = {"config.json", "model.safetensors", "pytorch_model.bin"}
 
 
@@ -156,6 +157,7 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
         "resolution": preprocessing.resolution,
         "preprocessing": preprocessing.summary(),
         "num_classes": arch.num_classes,
+        "outputs": form.kind,
         "license": weights.licence,
         "images": list(options.images) or options.gate or images.split.name,
         "elapsed_s": time.perf_counter() - began_at,
@@ -231,7 +233,7 @@ def as_text(result: dict[str, Any]) -> str:
     rows = [
         ("model", f"{model_text(result)}; {size_text(result['resolution'])} px"),
         ("pixels", result["preprocessing"]),
-        ("head", count_of(num_classes, "class", "classes") if num_classes else "none, features only"),
+        ("head", HEADS.get(result["outputs"]) or count_of(num_classes, "class", "classes")),
         ("compared on", f"{count_of(result['num_images'], 'image')}{of_which}"),
         ("difference", f"{result['max_abs_difference']:.2g}, relative {result['max_rel_difference']:.2g}"),
         *([] if agreement is None else [("same top-1", f"{agreement:.2%}")]),

@@ -26,6 +26,7 @@ from vitcli.features.suspects import (
     nearest_rows,
 )
 from vitcli.output.atomic import check_out
+from vitcli.recipe.reading import size_words
 from vitcli.recipe.request import RecipeRequest
 from vitcli.recipe.schema import Data
 
@@ -65,6 +66,7 @@ def check_with_labels(
     suspects.pop("rows", None)
     result["suspects"] = suspects | {"listed": listed} | files
     result["findings"] = findings.find(result)
+    result["reading"] += size_words(request.given)
     return result
 
 

@@ -21,8 +21,8 @@ from pydantic import (
 from vitcli.credentials import without_credentials
 
 ONE_OF, OTHER = "<or> ", "<other>"  # the branches of `either`; they appear in pydantic's paths, in no file
-# Keys on which no result depends: how fast a run is and when it gives up, not what it is.
-WITHOUT_EFFECT = frozenset({"data.cache", "train.stall_minutes"})
+# Keys on which no accuracy depends: how fast a run is, when it gives up and what it says besides.
+WITHOUT_EFFECT = frozenset({"data.cache", "train.stall_minutes", "fewshot.forecast"})
 STALL_MINUTES = 10.0  # also for commands whose recipe has no section train
 PROBE, REFIT = "probe", "refit"  # as model.head: the closed form of few-shot classification, before or after
 WEIGHTS = "weights"  # in the place of a value of [data]: what the checkpoint states about its images

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import timm
@@ -41,6 +42,7 @@ GELU_TEXTS = {
 }
 
 
+RESAMPLED_FROM = "interpolated_from"  # of the metadata: the first weights, whose classes these have
 STORED = "as stored with the weights"  # the usual origin of a preprocessing
 
 
@@ -82,11 +84,12 @@ def describe(source: WeightsSource, content: WeightsContent, model_name: str | N
 
 
 def _names(source: WeightsSource, info: WeightsInfo, tag: str) -> list[str]:
-    """Return all that may say which data the weights are of: tags, repository, file."""
+    """Return all that may say which data the weights are of: tags, repository, file and that before."""
     config = info.metadata.get("config")
     config = config if isinstance(config, dict) else source.config
     inner = config.get("pretrained_cfg")
     stored = [(inner if isinstance(inner, dict) else config).get("tag"), config.get("_name_or_path")]
+    stored.append(Path(str(info.metadata.get(RESAMPLED_FROM, ""))).name)
     return [tag, source.tag, source.name, source.file.name, *(str(name) for name in stored if name)]
 
 

@@ -63,7 +63,7 @@ def check_supported(format: str, arch: Architecture) -> None:
     fix = f"export to {' or '.join(others)}"
     if arch.head_layers or (format == "timm" and arch.pre_logits):
         fix += ", or without the head (--no-head)"
-    if format == "npz" and feature == _non_square_size(arch):
+    if format == "npz" and feature == non_square_size(arch):
         fix += ", or give a square --res"
     name = {"timm": "timm", "npz": "the authors' .npz"}[format]
     raise VitError(f"{name} does not support {feature}", where=f"--to {format}, {arch.name}", fix=fix)
@@ -81,7 +81,7 @@ def unsupported_feature(format: str, arch: Architecture) -> str | None:
             return None if pos_embed.is_timms(arch.posemb, arch.posemb_at) else posemb
         case "npz":
             is_papers = (arch.posemb, arch.posemb_at) == ("1d", "stem")
-            return _unsupported_numerics(arch) or (None if is_papers else posemb) or _non_square_size(arch)
+            return _unsupported_numerics(arch) or (None if is_papers else posemb) or non_square_size(arch)
     return None
 
 
@@ -95,7 +95,7 @@ def _unsupported_numerics(arch: Architecture) -> str | None:
     return None
 
 
-def _non_square_size(arch: Architecture) -> str | None:
+def non_square_size(arch: Architecture) -> str | None:
     """Return an image size that is not square: readers of an .npz assume a square grid."""
     is_square = arch.patch_grid is None or len(set(arch.patch_grid)) == 1
     return None if is_square else "images of {}x{}".format(*arch.image_size)

@@ -17,7 +17,8 @@ from vitcli.models.pos_embed import resample_patch_embedding, similarity_at_land
 from vitcli.models.variants import VARIANTS
 from vitcli.output.atomic import check_out
 from vitcli.output.text import pairs
-from vitcli.weights.formats import check_supported, write_official
+from vitcli.weights.describe import RESAMPLED_FROM
+from vitcli.weights.formats import non_square_size, unsupported_feature, write_official
 from vitcli.weights.io import Weights, read_weights, write_weights_file
 from vitcli.weights.jax import SPELLINGS
 from vitcli.weights.load import num_prefix_rows, resample_posemb
@@ -147,13 +148,18 @@ def _with_patch_size(arch: Architecture, patch_size: int) -> Architecture:
 
 def _write(path: Path, state: dict[str, Tensor], arch: Architecture, weights: Weights) -> None:
     if path.suffix == ".npz":
-        check_supported("npz", arch)
+        if feature := unsupported_feature("npz", arch):
+            square = ", or give a square --res" if feature == non_square_size(arch) else ""
+            fix = f"end OUT in .safetensors{square}"
+            raise VitError(
+                f"the authors' .npz does not support {feature}", where=f"OUT, {arch.name}", fix=fix
+            )
         write_official(path, state, heads=arch.model_args.get("num_heads"), names=SPELLINGS[0])
         return
     preprocessing = weights.preprocessing and weights.preprocessing | {"image_size": list(arch.image_size)}
     # The scores belong to the weights before
     metadata = {key: v for key, v in weights.metadata.items() if key not in ("top1", "top5", "loss")}
-    metadata["interpolated_from"] = weights.source
+    metadata.setdefault(RESAMPLED_FROM, weights.source)
     stored = {"preprocessing": preprocessing, "class_names": weights.class_names, "metadata": metadata}
     write_weights_file(path, state, arch, **stored)
 

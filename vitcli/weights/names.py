@@ -16,7 +16,7 @@ from vitcli import libraries
 from vitcli.credentials import with_credentials
 from vitcli.errors import WeightsError, nearest, nearest_path
 from vitcli.models.variants import VARIANTS, Variant, find_variant, variant_of_timm
-from vitcli.output.run_folder import ARMS, DRAWS, RECIPE, SUMMARY
+from vitcli.output.run_folder import ARMS, DRAWS, RECIPE, SUMMARY, checkpoint_folders
 from vitcli.output.text import first_few
 from vitcli.weights.authors import FILES, STORAGE, authors_files, find_authors_file
 
@@ -160,7 +160,8 @@ def _no_weights_in(folder: Path) -> WeightsError:
         fix = f"a few-shot run keeps none: name the ckpt of its recipe.toml, or explain: {explain}"
         return WeightsError(f"the folder has {names}", where="", fix=fix)
     if (folder / RECIPE).is_file():
-        fix = "let the run finish first; its checkpoints/ are only for resuming"
+        newest = next(iter(checkpoint_folders(folder)), None)
+        fix = "let the run finish first" + (f", or name its newest checkpoint: {newest}" if newest else "")
         if folder.resolve().parent.name == ARMS and (folder / SUMMARY).is_file():
             fix = f"an arm of a sweep keeps no weights: name the sweep, {folder.resolve().parents[1].name}"
         return WeightsError(f"the folder has {names}", where="", fix=fix)

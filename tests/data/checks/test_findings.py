@@ -102,6 +102,10 @@ def leak(root: Path) -> None:
     shutil.copy(root / "train/rose/00.png", root / "test/rose/copy.png")
 
 
+def near_leak(root: Path) -> None:
+    Image.open(root / "train/rose/00.png").save(root / "test/rose/copy.jpg", quality=90)
+
+
 def leak_of_a_third_split(root: Path) -> None:
     save(root / "val/rose/30.png", 30)
     shutil.copy(root / "test/tulip/13.png", root / "val/tulip.png")
@@ -189,6 +193,12 @@ def test_each_thing_is_found_alone_and_named(photos, spoil, expected):
         assert len(screen.err.splitlines()) == 3
         spoiling = [finding for finding in result["findings"] if finding["level"] == "spoils"]
         assert all(finding["fix"] in screen.err.splitlines()[2] for finding in spoiling)
+
+
+def test_a_single_pair_is_no_plural(photos):
+    leak(photos)
+
+    assert "1 pair of equal files, 0 of equal pixels" in run("datasets", "check", photos, "-q").out
 
 
 def test_limits_belong_to_what_is_not_found(photos):
@@ -284,6 +294,8 @@ def test_the_speed_is_of_the_images_of_all_splits(clean):
     [
         (broken, ["--skip-bad"]),
         (copy_within, ["--set data.group_column=near_duplicates"]),
+        (near_leak, ["--set data.train_split=train+test --set data.group_column=near_duplicates"]),
+        (leak, []),  # they are deleted first
         (long, []),
     ],
 )

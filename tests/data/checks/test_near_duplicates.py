@@ -168,7 +168,8 @@ def test_the_table_says_how_many_and_shows_the_closest_first(sets):
     assert "9 images of" in named["checked"] and "20 of" in named["against"]
     assert "3 images (33.33%) have an exact copy: 2 pairs of equal files, 1 of equal pixels" in named["same"]
     assert "3 more (33.33%) have a near copy, in 3 pairs" in named["near"]
-    train = f"vit finetune --ckpt WEIGHTS --dataset {sets / 'a'} --set data.group_column=near_duplicates"
+    train = f"vit finetune --ckpt WEIGHTS --dataset {sets / 'a'}"
+    train += " --set data.train_split=train+test --set data.group_column=near_duplicates"
     assert lines[-1] == f"            {train}" and lines[-2].startswith("next        vit datasets check")
     assert outcome.code == 3 and outcome.err.splitlines()[0].endswith("would spoil a number: leak")
     first = next(number for number, line in enumerate(lines) if line.startswith("the closest"))

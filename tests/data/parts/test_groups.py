@@ -254,7 +254,7 @@ def test_a_test_split_with_images_of_trained_groups_says_so(tmp_path, table):
     ("keys", "message"),
     [
         ({"group_column": "patient"}, "has no column 'patient'"),
-        ({"group_column": "scene"}, "1 of the 60 images .* have no value of 'scene'"),
+        ({"group_column": "scene"}, "1 of the 60 images .* has no value of 'scene'"),
         ({"group_column": "box"}, "holds lists"),
         ({"group_column": "image"}, "holds bytes|has no column|no value of"),
         ({"group_column": "same"}, "are one group"),

@@ -162,7 +162,7 @@ def test_a_split_may_be_called_as_its_folder_is(tmp_path, folder, word):
         (b"file,label\n", "has no rows"),
         (b"file,label\n0.png\n", "a row of labels.csv has 1 values, and there are 2 columns"),
         (b"file,label\n0.png,a,b\n", "a row of labels.csv has 3 values"),
-        (b"file,label\n0.png,\n", "the row of 0.png has no label"),
+        (b"file,label\n0.png,\n", "1 of 1 row has no label, first 0.png"),
         (b"file,label\n,a\n", "a row names no file"),
         (b"file,label,label\n0.png,a,a\n", "two columns of labels.csv have the same name"),
         (b"file,label,class\n0.png,a,a\n", "has 2 columns that may be the labels"),

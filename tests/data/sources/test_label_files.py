@@ -19,9 +19,11 @@ ONE_WAY = 'write the labels of all rows in the same way: cat|dog, cat;dog or ["c
 BELOW = "name files below ROOT, relative to the file of labels"
 TRAIN = "correct the labels, or add images of these classes to train"
 AS_NUMBERS = (
-    "vit finetune with --set objective.loss=regression predicts it as a number; "
+    "vit finetune with --set objective.loss=regression predicts numbers; "
     "--set data.label_column=label takes them as classes"
 )
+FILL = "write the labels, or remove the rows"
+HOT_FIX = "write 0 or 1, remove the row, or name other columns in data.label_column"
 NUMBER = {"label_column": "age", "numbers": True}
 
 
@@ -68,23 +70,24 @@ BAD = {
     ),
     "two columns of labels": (
         ".csv", "file,label,class\n0.png,a,a\n",
-        "labels.csv has 2 columns that may be the labels", "ROOT/labels.csv, its columns: label, class",
+        "labels.csv has 2 columns that may be the labels", "ROOT/labels.csv, its columns: file, label, class",
         "--set data.label_column=NAME",
     ),
     "no column of labels": (
         ".csv", "file,where\n0.png,here\n",
-        "labels.csv has no column of labels", "ROOT/labels.csv, its columns: where",
+        "labels.csv has no column of labels", "ROOT/labels.csv, its columns: file, where",
         "--set data.label_column=NAME, or call it label",
     ),
     "a column of numbers that is not called a label": (
         ".csv", "file,age,where\n0.png,3.5,here\n1.png,4,there\n",
         "labels.csv has no column of labels, but one of numbers, 'age'",
-        "ROOT/labels.csv, its columns: age, where",
+        "ROOT/labels.csv, its columns: file, age, where",
         f"--set data.label_column=NAME names the classes; {AS_NUMBERS.partition(';')[0]}",
     ),
     "a column of numbers alone": (
         ".csv", "file,age\n0.png,3.5\n1.png,4\n",
-        "labels.csv has no column of labels, but one of numbers, 'age'", "ROOT/labels.csv",
+        "labels.csv has no column of labels, but one of numbers, 'age'",
+        "ROOT/labels.csv, its columns: file, age",
         f"{AS_NUMBERS.partition(';')[0]}; --set data.label_column=age takes them as classes",
     ),
     "no column of files": (
@@ -96,6 +99,16 @@ BAD = {
         ".csv", "file,label\n0.png,a\n",
         "labels.csv has no column 'lable', did you mean 'label'?", "recipe key data.label_column",
         "one of its columns: label", {"label_column": "lable"},
+    ),
+    "a column of numbers that is not there": (
+        ".csv", "file,label,years\n0.png,a,1.5\n",
+        "labels.csv has no column 'age'", "recipe key data.label_column",
+        "one of its columns of numbers: years", NUMBER,
+    ),
+    "no column of numbers": (
+        ".csv", "file,label\n0.png,a\n",
+        "labels.csv has no column 'age'", "recipe key data.label_column",
+        "it has no column of numbers: add one, or take other data", NUMBER,
     ),
     "no name of a file": (".csv", "file,label\n,a\n", "a row names no file", "labels.csv, line 2", BELOW),
     "a file that is not there": (
@@ -113,7 +126,20 @@ BAD = {
     ),
     "no label": (
         ".csv", "file,label\n0.png,\n",
-        "the row of 0.png has no label", "labels.csv, line 2", "write one, or remove the row",
+        "1 of 1 row has no label, first 0.png", "labels.csv, line 2, column 'label'", FILL,
+    ),
+    "several without a label": (
+        ".csv", "file;class\n0.png;a\n1.png;\n2.png; \n",
+        "2 of 3 rows have no label, first 1.png", "labels.csv, line 3, column 'class'", FILL,
+    ),
+    "a blank cell in a column of numbers": (
+        ".csv", "file;alter\n0.png;3\n1.png;\n2.png;4\n",
+        "1 of 3 rows has no label, first 1.png", "labels.csv, line 3, column 'alter'", FILL,
+        {"numbers": True},
+    ),
+    "a blank cell in columns of classes": (
+        ".csv", "file,a,b\n0.png,1,0\n1.png,,1\n2.png,0,1\n",
+        "column 'a' is blank, and a column for a class holds 0 or 1", "labels.csv, line 3", HOT_FIX,
     ),
     "an image twice": (
         ".csv", "file,label\n0.png,a\n0.png,a\n",
@@ -193,7 +219,7 @@ BAD = {
     "a 2 in a column of 0 and 1": (
         ".csv", "file,a,b\n0.png,1,0\n1.png,2,1\n",
         "column 'a' holds '2', and a column for a class holds 0 or 1", "labels.csv, line 3",
-        "correct it, or name the columns of the classes: --set data.label_column=cat,dog",
+        HOT_FIX,
         {"label_column": "a,b"},
     ),
     "only columns of 0": (
@@ -230,7 +256,7 @@ BAD = {
     ),
     "null": (
         ".jsonl", '{"file_name": "0.png", "label": null}\n',
-        "the row of 0.png has no label", "labels.jsonl, line 1", "write one, or remove the row",
+        "1 of 1 row has no label, first 0.png", "labels.jsonl, line 1, column 'label'", FILL,
     ),
     "a word for a number": (
         ".csv", "file,age\n0.png,12\n1.png,old\n",
@@ -238,7 +264,7 @@ BAD = {
     ),
     "no number": (
         ".csv", "file,age\n0.png,12\n1.png,\n",
-        "the row of 1.png has no label", "labels.csv, line 3", "write one, or remove the row", NUMBER,
+        "1 of 2 rows has no label, first 1.png", "labels.csv, line 3, column 'age'", FILL, NUMBER,
     ),
     "NaN": (
         ".csv", "file,age\n0.png,12\n1.png,nan\n",
@@ -421,6 +447,9 @@ def test_a_missing_number_of_a_table_is_refused_with_its_row(tmp_path):
         stored.to_parquet(tmp_path / name / "train.parquet")
 
     assert DataSet(str(tmp_path / "whole"), numbers=True).open("train").read_labels().tolist() == [1, 2, 4]
+    with pytest.raises(DataError) as caught:
+        DataSet(str(tmp_path / "whole"), numbers=True, label_column="years").open("train")
+    assert caught.value.fix == "one of its columns of numbers: age"
     for name in ("none", "nan", "large"):
         with pytest.raises(
             DataError, match=r"1 of 3 rows of .* have no finite number of up to 1e\+100"

@@ -313,3 +313,13 @@ def test_a_class_with_one_folder_of_images_does_not_look_one_level_too_high(tmp_
     assert open_local(tmp_path).notes == ()
     put(tmp_path, "bee/small/1.png")
     assert len(open_local(tmp_path).notes) == 1
+
+
+def test_one_class_of_folders_beside_flat_ones_is_noted_with_what_to_type(tmp_path):
+    put(tmp_path, "of 2025/ant/1.png", "of 2025/bee/1.png", "new/1.png")
+
+    (note,) = open_local(tmp_path).notes
+    assert note.startswith("the class 'of 2025' holds folders of images, such as of 2025/ant/")
+    assert f"--dataset '{tmp_path}/of 2025' takes them as classes" in note
+    put(tmp_path, "of 2025/cat.png")
+    assert open_local(tmp_path).notes == ()

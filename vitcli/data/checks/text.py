@@ -58,7 +58,8 @@ def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _exact_pairs(result: dict[str, Any]) -> str:
-    return f"{result['num_same_file']:,} pairs of equal files, {result['num_same_pixels']:,} of equal pixels"
+    files = count_of(result["num_same_file"], "pair")
+    return f"{files} of equal files, {result['num_same_pixels']:,} of equal pixels"
 
 
 def _unreadable(places: list[str], dataset: str | None) -> str | None:
@@ -156,11 +157,25 @@ def _next(result: dict[str, Any]) -> list[tuple[str, str]]:
     suspects = result.get("suspects") or {"ckpt": "WEIGHTS"}
     words = ["vit", "finetune", "--ckpt", suspects["ckpt"], "--dataset", data, *reading]
     words += ["--skip-bad"] if "unreadable_images" in names else []
-    has_groups = any("data.group_column" in word for word in reading)
-    words += KEEPS_COPIES if "copies_within" in names and not has_groups else []
+    if not any("data.group_column" in word for word in reading):
+        pooled = _pooled(result)
+        words += [*pooled, *KEEPS_COPIES] if pooled or "copies_within" in names else []
     losses = {"several": "sigmoid", "number": "regression"}
     words += next((["--set", f"objective.loss={losses[kind]}"] for kind in kinds if kind in losses), [])
     check = ["vit", "datasets", "check", data, *reading, "--labels", "--ckpt", "WEIGHTS"]
     check += ["--out", "suspects.csv"]
     has_classes = "class" in kinds and "num_checked" not in suspects
     return output_text.commands(*([check] if has_classes else []), words)
+
+
+def _pooled(result: dict[str, Any]) -> list[str]:
+    """Return the words that pool the split to train on with those that have near copies of its images.
+
+    Groups alone keep copies on one side of a cut, and not of two splits.
+    """
+    (train,) = (part["split"] for part in result["splits"] if part["is_trained_on"])
+    data = train.rpartition(", split ")[0]
+    near = [{pair["split"], pair["against"]} for pair in result["comparisons"] if pair["num_images_near"]]
+    others = [name for pair in near if train in pair for name in pair - {train}]
+    names = [short_name(name) for name in (train, *others) if name.rpartition(", split ")[0] == data]
+    return ["--set", f"data.train_split={'+'.join(names)}"] if len(names) > 1 else []

@@ -107,7 +107,8 @@ def _checked(split: Split, values: list | None, column: str) -> list:
     missing = [row for row, value in enumerate(values) if value is None or value != value or value == ""]
     if missing:
         raise DataError(
-            f"{len(missing):,} of the {len(values):,} images of {split.name} have no value of {column!r}",
+            f"{len(missing):,} of the {len(values):,} images of {split.name} "
+            f"{'has' if len(missing) == 1 else 'have'} no value of {column!r}",
             where=f"{where}; {split.where_is(missing[0])}",
             fix="fill them in, each image without a group of its own with a name of its own",
         )

@@ -74,7 +74,10 @@ def _of_one_kind(paths: list[ShardPath], source: str) -> list[ShardPath]:
     for url, _ in paths:
         if kind_of(url) in COMPRESSED:
             raise compressed(url)
-    raise DataError(f"{shown(source)} holds no shards", where="--dataset", fix=PLACES)
+    is_folder = "://" not in source and os.path.isdir(os.path.expanduser(source))
+    other = "leave data.streaming out: folders of images or of save_to_disk are opened without it"
+    fix = other if is_folder else PLACES
+    raise DataError(f"{shown(source)} holds no shards", where="--dataset", fix=fix)
 
 
 def _matching(pattern: str) -> list[ShardPath]:

@@ -63,7 +63,7 @@ def open_class_folders(path: Path, *, typed: str, one_class: bool) -> Tables | N
         path,
         left_out=lambda name: splits[name].left_out,
         notes=alike_notes([name for split in splits.values() for name in split.classes])
-        + _folders_in_classes(next(iter(folders.values())), path),
+        + _folders_in_classes(next(iter(folders.values())), path, typed),
     )
 
 
@@ -178,13 +178,20 @@ def alike_notes(classes: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _folders_in_classes(folder: Path, path: Path) -> tuple[str, ...]:
-    """Note that each class is a folder of several folders, which may be classes themselves."""
-    names = _with_images(folder)
-    inner = [_with_images(folder / name) for name in names]
-    if min(map(len, inner), default=0) < 2 or any(
-        list_files(folder / name, path, recursive=False).images for name in names
+def _folders_in_classes(folder: Path, path: Path, typed: str) -> tuple[str, ...]:
+    """Note that some class is a folder of several folders, which may be classes themselves, and no images."""
+    inner = {name: _with_images(folder / name) for name in _with_images(folder)}
+    deep = [name for name, names in inner.items() if len(names) > 1]
+    if (
+        not deep
+        or 1 in map(len, inner.values())
+        or any(list_files(folder / name, path, recursive=False).images for name in deep)
     ):
         return ()
-    example = f"{names[0]}/{inner[0][0]}/"
-    return (f"every class holds folders of images, such as {example}: is this one level too high?",)
+    which = "every class" if len(deep) == len(inner) else f"the class {deep[0]!r}"
+    example = f"{deep[0]}/{inner[deep[0]][0]}/"
+    there = shlex.quote(f"{typed.rstrip('/')}/{(folder / deep[0]).relative_to(path)}")
+    return (
+        f"{which} holds folders of images, such as {example}: is this one level too high? "
+        f"--dataset {there} takes them as classes",
+    )

@@ -30,14 +30,14 @@ from vitcli.data.sources.folders import (
     suffix_of,
 )
 from vitcli.data.sources.label_values import (
-    HOT,
     NEEDS_NUMBERS,
     WHOLE_NUMBER,
     LabelText,
     LabelValues,
     check_are_classes,
+    columns_of_numbers,
     hot_names,
-    is_number,
+    offered_numbers,
     read_labels,
 )
 from vitcli.data.sources.tables import SPLIT_WORDS, Tables, split_of, table_of
@@ -63,6 +63,7 @@ SPLIT_COLUMNS = ("split", "subset", "partition")
 PERHAPS_SPLIT_COLUMNS = ("fold", "set")  # of splits only if all values are words for splits
 MOST_BYTES = 2**28  # of a table; Parquet is for more
 MOST_COLUMNS, MOST_VALUES = 2_000, 4_000_000  # each value takes up to 250 bytes
+NEEDED = "the columns of files, labels, splits and groups"
 MOST_MISSING = 100_000  # files that are looked for in vain
 SEVERAL = "labels"  # the column of a table that the columns of 0 and 1 become
 COLUMNS_HELP = "a line with the columns file,label, then a line for each image: cat/1.jpg,cat"
@@ -195,11 +196,8 @@ def open_label_files(files: Sequence[Path], root: Path, choices: LabelChoices, *
         if image.path not in unreadable:
             by_split.setdefault(_split_of_row(image), []).append(image)
     if not by_split:
-        raise DataError(
-            f"no row of {read[0].path.name} names an image that vit can read",
-            where=str(read[0].path),
-            fix=f"write {COLUMNS_HELP}",
-        )
+        what = f"no row of {read[0].path.name} names an image that vit can read"
+        raise DataError(what, where=str(read[0].path), fix=f"write {COLUMNS_HELP}")
     labelled = _read_splits(by_split, choices)
     names = _class_names(labelled, read[0])
     named = {image.path for image in images}
@@ -232,13 +230,11 @@ def _labelled_images(files: list[LabelFile], places: "_Places") -> list[Labelled
                 continue
             if path in images:
                 raise _twice(images[path], label, place, os.path.relpath(path, places.root))
-            if not label:
-                raise DataError(
-                    f"the row of {name} has no label", where=place, fix="write one, or remove the row"
-                )
             images[path] = LabelledImage(path, label, row, file, place)
     if missing:
         raise _missing(missing, files)
+    if blank := [image for image in images.values() if not image.label]:
+        raise _without_label(blank, files)
     return list(images.values())
 
 
@@ -284,8 +280,7 @@ def read_label_file(path: Path, root: Path, choices: LabelChoices = LabelChoices
     if not rows:
         raise DataError(f"{path.name} has no rows", where=str(path), fix=f"write {COLUMNS_HELP}")
     columns = list(rows[0])
-    usual = {"what": "file names", "key": "data.image_column"}
-    names = _column(path, columns, choices.file_column, FILE_COLUMNS, **usual)
+    names = _column(path, rows[0], columns, choices.file_column, FILE_COLUMNS)
     split = _split_column(columns, rows)
     others = [c for c in columns if c != names and (c != split or c == choices.label_column)]
     labels = _label_columns(path, others, rows, choices)
@@ -310,25 +305,25 @@ def _label_columns(
         return tuple(dict.fromkeys(several))
     usual = NUMBER_COLUMNS if choices.numbers else LABEL_COLUMNS
     try:
-        return (_column(path, columns, named, usual, what="labels", key="data.label_column"),)
-    except NoColumn:
-        of_numbers = [column for column in columns if all(is_number(row[column]) for row in rows)]
+        return (_column(path, rows[0], columns, named, usual),)
+    except NoColumn as error:
+        of_numbers, are_hot = columns_of_numbers(columns, rows)
         if choices.numbers and not named and len(of_numbers) == 1:
             return (of_numbers[0],)
-        are_hot = all(row[column].lower() in HOT for row in rows for column in columns)
+        if choices.numbers and named:
+            error.fix = offered_numbers(of_numbers)
         if not (named or choices.numbers) and choices.one_hot and len(columns) > 1 and are_hot:
             return tuple(columns)
         if not (named or choices.numbers) and len(of_numbers) == 1:
-            raise _only_numbers(path, of_numbers[0], columns) from None
+            raise _only_numbers(path, of_numbers[0], list(rows[0])) from None
         raise
 
 
 def _only_numbers(path: Path, column: str, columns: list[str]) -> NoColumn:
     what = f"{path.name} has no column of labels, but one of numbers, {column!r}"
-    if len(columns) == 1:
-        fix = f"{NEEDS_NUMBERS}; --set data.label_column={column} takes them as classes"
-        return NoColumn(what, where=str(path), fix=fix)
     fix = f"--set data.label_column=NAME names the classes; {NEEDS_NUMBERS}"
+    if len(columns) == 2:  # the other has the files
+        fix = f"{NEEDS_NUMBERS}; --set data.label_column={column} takes them as classes"
     return NoColumn(what, where=f"{path}, its columns: {first_few(columns, 8)}", fix=fix)
 
 
@@ -343,11 +338,8 @@ def _rows_of_csv(path: Path) -> Iterator[LabelRow]:
     if _is_image_row(header):
         header, lines = ["file", "label", "split"][: len(header)], chain([first], lines)
     if len(set(header)) < len(header) or "" in header:
-        raise DataError(
-            f"two columns of {path.name} have the same name or none: {', '.join(map(repr, header))}",
-            where=f"{path}, line 1",
-            fix="give each column a name of its own",
-        )
+        what = f"two columns of {path.name} have the same name or none: {', '.join(map(repr, header))}"
+        raise DataError(what, where=f"{path}, line 1", fix="give each column a name of its own")
     places = {column: place for place, column in enumerate(header)}
     for line, cells in lines:
         if len(cells) != len(header):
@@ -377,11 +369,8 @@ def _lines_of_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _check_columns(path: Path, number: int) -> None:
     if number > MOST_COLUMNS:
-        raise DataError(
-            f"{path.name} has {number:,} columns, and {MOST_COLUMNS:,} at most are read",
-            where=f"{path}, line 1",
-            fix="keep the columns of files, labels, splits and groups",
-        )
+        what = f"{path.name} has {number:,} columns, and {MOST_COLUMNS:,} at most are read"
+        raise DataError(what, where=f"{path}, line 1", fix=f"keep {NEEDED}")
 
 
 def _within_bounds(path: Path, rows: Iterator[LabelRow]) -> list[LabelRow]:
@@ -393,7 +382,7 @@ def _within_bounds(path: Path, rows: Iterator[LabelRow]) -> list[LabelRow]:
             raise DataError(
                 f"{path.name} has more than {MOST_VALUES:,} values",
                 where=f"{path}, line {row.line}",
-                fix="keep the columns of files, labels, splits and groups, or write Parquet files",
+                fix=f"keep {NEEDED}, or write Parquet files",
             )
         kept.append(row)
     return kept
@@ -446,10 +435,10 @@ def _text(value: object) -> str:
     return "" if value is None else str(value).strip()
 
 
-def _column(
-    path: Path, columns: list[str], named: str | None, usual: tuple[str, ...], *, what: str, key: str
-) -> str:
+def _column(path: Path, row: LabelRow, columns: list[str], named: str | None, usual: tuple[str, ...]) -> str:
     """Return the named column, else the one with a usual name; of several for file names the first."""
+    what, key = ("file names", "image") if usual is FILE_COLUMNS else ("labels", "label")
+    key = f"data.{key}_column"
     by_lower = {column.lower(): column for column in columns}
     if named is not None and named not in columns:
         raise NoColumn(
@@ -462,7 +451,7 @@ def _column(
         problem = f"{len(fitting)} columns that may be the {what}" if fitting else f"no column of {what}"
         raise NoColumn(
             f"{path.name} has {problem}",
-            where=f"{path}, its columns: {first_few(columns, 8)}",
+            where=f"{path}, its columns: {first_few([*row], 8)}",
             fix=f"--set {key}=NAME" + ("" if fitting else f", or call it {usual[0]}"),
         )
     return fitting[0]
@@ -532,6 +521,16 @@ def _missing(names: list[str], files: list[LabelFile]) -> DataError:
         f"{'is' if count == 1 else 'are'} missing: {first_few(names, 3)}",
         where=f"{files[0].path}; paths start from {files[0].folder}",
         fix="correct the paths, restore the files, or remove the rows",
+    )
+
+
+def _without_label(images: list[LabelledImage], files: list[LabelFile]) -> DataError:
+    first, total = images[0], sum(len(file.rows) for file in files)
+    name, have = first.row[first.file.file_column], "has" if len(images) == 1 else "have"
+    return DataError(
+        f"{len(images):,} of {count_of(total, 'row')} {have} no label, first {name}",
+        where=f"{first.place}, column {first.file.label_column!r}",
+        fix="write the labels, or remove the rows",
     )
 
 

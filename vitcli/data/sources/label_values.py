@@ -32,7 +32,7 @@ DECIMAL_COMMA = re.compile(r"-?\d+,\d+")  # as spreadsheets of half of the world
 FEW_CLASSES = 20  # up to so many are taken as they are, whatever they look like
 MANY_NUMBERS, IMAGES_PER_NUMBER = 1_000, 20  # more numbers with fewer images each are no classes
 NUMBERS, NAMES = "numbers", "a name of each image"
-NEEDS_NUMBERS = "vit finetune with --set objective.loss=regression predicts it as a number"
+NEEDS_NUMBERS = "vit finetune with --set objective.loss=regression predicts numbers"
 
 Label = str | tuple[str, ...] | float
 
@@ -99,12 +99,34 @@ def hot_names(values: Mapping[str, str], columns: Sequence[str], place: str) -> 
     """
     for column in columns:
         if values[column].lower() not in HOT:
+            holds = f"holds {values[column]!r}" if values[column] else "is blank"
             raise DataError(
-                f"column {column!r} holds {values[column]!r}, and a column for a class holds 0 or 1",
+                f"column {column!r} {holds}, and a column for a class holds 0 or 1",
                 where=place,
-                fix="correct it, or name the columns of the classes: --set data.label_column=cat,dog",
+                fix="write 0 or 1, remove the row, or name other columns in data.label_column",
             )
     return json.dumps([column for column in columns if HOT[values[column].lower()]])
+
+
+def columns_of_numbers(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> tuple[list[str], bool]:
+    """Return the columns of numbers alone, and whether all columns are of 0 and 1.
+
+    Blank cells say nothing, so that they can be refused by name; a full column is preferred to one with some.
+    """
+    values = {column: {row[column] for row in rows} for column in columns}
+    filled = {column: texts - {""} for column, texts in values.items() if texts != {""}}
+    of_numbers = [column for column, texts in filled.items() if all(map(is_number, texts))]
+    are_hot = len(filled) == len(columns) and all(
+        text.lower() in HOT for texts in filled.values() for text in texts
+    )
+    return [column for column in of_numbers if "" not in values[column]] or of_numbers, are_hot
+
+
+def offered_numbers(columns: Sequence[str]) -> str:
+    """Return what to do where a column of numbers is not there: name one of those that are."""
+    if columns:
+        return f"one of its columns of numbers: {', '.join(columns)}"
+    return "it has no column of numbers: add one, or take other data"
 
 
 def number_in(label: LabelText) -> float:
