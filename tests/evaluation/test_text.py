@@ -98,6 +98,23 @@ def test_no_line_is_wider_than_the_terminal(columns, monkeypatch):
     assert max(map(len, text.splitlines())) <= columns
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_notes_stand_below_the_score_and_neither_they_nor_the_files_are_left_out(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    notes = [
+        "162 of these 181 images were trained on",
+        "this split has the images that were trained on, " * 3,
+    ]
+    sets = {"90": {"coverage": 0.9, "mean_size": 1.5}}
+    more = {"dataset": "photos", "out": "evaluation", "prediction_sets": sets, "notes": notes}
+
+    text = as_text(result({"tulip": (2, 10)}, mistakes=8, **more))
+
+    names = [name for name in (line[:12].strip() for line in text.splitlines()) if name]
+    assert names[:4] == ["top-1", "note", "note", "calibration"] and "files" in names
+    assert all(note.strip() in " ".join(text.split()) for note in notes)
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_many_predictions_are_a_line_an_image_below_their_folder(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))

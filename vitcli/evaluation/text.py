@@ -55,21 +55,22 @@ def as_text(result: dict[str, Any], *, verbose: bool = False) -> str:
 
 
 def _brief_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows that a person looks for first."""
+    """Return the rows that a person looks for first: the scores, and the notes on what they are worth."""
     scored_on = ("scored on", f"{_images(result)}, {result['eval_split']}")
-    ending = [("note", Folded(note)) for note in result.get("notes", ())[:1]]
-    ending += [*skipped(result), *_files(result)]
+    worth = [*(("note", Folded(note)) for note in result.get("notes", ())), *skipped(result)]
     if "mae" in result:
-        return [*number_rows(result)[::2], _mean_row(result), scored_on, *ending]
-    of_one_label = ["top-1", "calibration"] if result.get("mean_ap") is None else []
-    names = [*of_one_label, "mAP", "F1", "ReaL", "sets"]
-    names += ["top-5"] if of_one_label and result["num_classes"] >= MANY_CLASSES else []
-    rows = [row for row in _rows(result) if row[0] in names]
+        return [*number_rows(result)[::2], *worth, _mean_row(result), scored_on, *_files(result)]
+    of_one_label = result.get("mean_ap") is None
+    has_top5 = of_one_label and result["num_classes"] >= MANY_CLASSES
+    scores = ["mAP", "F1", "ReaL", *(["top-1"] if of_one_label else []), *(["top-5"] if has_top5 else [])]
+    probabilities = ["calibration", "sets"] if of_one_label else ["sets"]
+    rows = [row for row in _rows(result) if row[0] in scores] + worth
+    rows += [row for row in _rows(result) if row[0] in probabilities]
     weakest = _weakest(result["per_class"] or {})
     rows += [scored_on] + ([("weakest", weakest)] if weakest else [])
     if result["mistakes"]:
         rows.append(("mistakes", mistakes_text(result["mistakes"], _num_wrong(result), result["dataset"])))
-    return rows + ending
+    return rows + _files(result)
 
 
 def _num_wrong(result: dict[str, Any]) -> int:
