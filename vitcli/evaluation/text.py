@@ -302,7 +302,12 @@ def _several(result: dict[str, Any]) -> str:
         more = _resolutions(each) + _assertions(each)
         text += f"\n{number:<2} {plain(each['ckpt'])} on {plain(each['dataset'])}{more}" if more else ""
     numbers = f"1 to {len(evaluations)}, the numbers of the table"
-    notes = pairs(("note", note) for note in result.get("notes", ()))
+    noted: dict[str, list[str]] = {}
+    for number, each in enumerate(evaluations, start=1):
+        for note in each.get("notes", ()):
+            noted.setdefault(note, []).append(str(number))
+    lines = [f"row{'s' * (len(rows) > 1)} {', '.join(rows)}: {note}" for note, rows in noted.items()]
+    notes = pairs(("note", line) for line in [*lines, *result.get("notes", ())])
     text += f"\n{notes}" if notes else ""
     return text + (f"\nfiles       {plain(result['out'])}, folders {numbers}\n" if "out" in result else "")
 
