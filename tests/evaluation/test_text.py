@@ -157,7 +157,11 @@ def test_what_speaks_against_each_of_many_predictions_takes_no_further_line(monk
     assert [line.endswith(ending) for line, ending in zip(lines[1:], endings, strict=True)] == [True] * 5
 
 
-def test_the_likeliest_of_several_labels_has_one_sign_of_percent():
-    entry = {"file": "a.jpg", "labels": ["cat"], "top": [{"class": "cat", "probability": 0.67681}]}
+def test_several_labels_have_their_own_probabilities_and_the_likeliest_stands_where_none_is_given():
+    top = [{"class": "normal", "probability": 0.6125}]
+    two = {"file": "a.jpg", "labels": ["hell", "gross"], "label_probabilities": [0.405, 0.1], "top": top}
+    none = {"file": "b.jpg", "labels": [], "label_probabilities": [], "top": top}
 
-    assert predictions_as_text({"predictions": [entry]}).split()[-2:] == ["cat", "67.68%"]
+    lines = predictions_as_text({"predictions": [two, none]}).splitlines()
+
+    assert lines[1:] == ["a.jpg  hell 40.50%, gross 10.00%", "b.jpg  none; likeliest: normal 61.25%"]

@@ -349,13 +349,18 @@ def predictions_as_text(result: dict[str, Any], *, is_brief: bool | None = None)
 
 
 def _predicted_labels(predictions: list[dict[str, Any]]) -> str:
-    """Return a line an image: the classes that reach their thresholds, and the likeliest one."""
+    """Return a line an image: the classes that reach their thresholds; where none does, the likeliest one.
+
+    Thresholds differ between the classes, so that the likeliest of all need not be among them.
+    """
     rows = []
     for entry in predictions:
+        given = zip(entry["labels"], entry["label_probabilities"], strict=True)
+        labels = [f"{name} {percent(probability)}" for name, probability in given]
         first = entry["top"][0]
-        likeliest = f"{first['class']} {percent(first['probability'])}"
-        rows.append((entry["file"], ", ".join(entry["labels"]) or "none", likeliest))
-    return simple_table(dict.fromkeys(("image", "labels", "likeliest"), "text"), rows).as_text()
+        none = f"none; likeliest: {first['class']} {percent(first['probability'])}"
+        rows.append((entry["file"], ", ".join(labels) or none))
+    return simple_table({"image": "text", "labels": "text"}, rows).as_text()
 
 
 def _predicted_numbers(result: dict[str, Any], predictions: list[dict[str, Any]]) -> str:
