@@ -144,7 +144,7 @@ def test_what_speaks_against_each_of_many_predictions_takes_no_further_line(monk
     names = ["Flecken groß", "geflochten [alt]", "Höcker & Beulen", "seltene Muster"]
     top = [{"class": name, "probability": 0.25} for name in names]
     predictions = [
-        {"file": f"neu {number} {names[0]}.jpg", "top": top, "in_distribution": number > 0}
+        {"file": f"neu {names[0]} {number}.jpg", "top": top, "in_distribution": number > 0}
         | {"prediction_set": names[:number], "unsure": number == 4}
         for number in range(5)
     ]
@@ -152,6 +152,7 @@ def test_what_speaks_against_each_of_many_predictions_takes_no_further_line(monk
     lines = predictions_as_text({"predictions": predictions, "unreadable": []}).splitlines()
 
     assert len(lines) == 6 and max(map(len, lines)) <= 80
+    assert [line.partition("  ")[0][-6:] for line in lines[1:]] == [f" {number}.jpg" for number in range(5)]
     sets = [f"one of {count} classes" for count in (2, 3)]
     endings = ["unlike training", "25.00%", *sets, "unsure, one of 4 classes"]
     assert [line.endswith(ending) for line, ending in zip(lines[1:], endings, strict=True)] == [True] * 5

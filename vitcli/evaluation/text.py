@@ -380,7 +380,7 @@ def _end_of_predictions(result: dict[str, Any]) -> str:
 
 def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
     """Return a line an image, however narrow the terminal, below the name of its folder as in a listing."""
-    columns = {"image": "clipped", "class": "clipped", "probability": "number", "runner-up": "clipped"}
+    columns = {"image": "file", "class": "clipped", "probability": "number", "runner-up": "clipped"}
     has_remarks = any(map(_short_remark, predictions))
     last = {"": "number"} | ({" ": "id"} if has_remarks else {})
     tables = []
