@@ -201,11 +201,13 @@ def test_a_sweep_and_the_labels_to_check_are_told_whole_in_eighty_columns():
     ]
     advice = [f"--set data.sampling=balanced, as classes have 10 to 5{n} training images" for n in range(2)]
     facts = {"worst_classes": [], "surest_mistakes": [], "advice": advice}
-    of_sweep = {"choices": choices, "chosen": {"optimizer.lr": 0.01}, "classes_not_held_out": ["a", "b"]}
+    of_sweep = {"choices": choices, "chosen": {"optimizer.lr": 0.01}}
+    of_sweep |= {"classes_not_held_out": ["a", "b"], "num_held_out_copies": 2}
 
     text = as_text(summary(**of_sweep, probe_head=head, findings=facts), width=80)
 
     assert "such as --lr 0.01,0.03,0.1 to check" in " ".join(text.split())
+    assert "2 held-out images are exact copies" in text and "no held-out image of: a, b" in text
     assert lines_of(text)["to check"] == "26 training labels, first ant/3.png: bee 99.0%"
 
 

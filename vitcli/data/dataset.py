@@ -252,6 +252,8 @@ class DataSet:
         base = base_of(split)
         if base != base_of(other):
             return bool({*parts_of(base)} & {*parts_of(base_of(other))})
+        if split == other:
+            return True
         num_rows = len(self.open_whole(base))
         (first, last), (other_first, other_last) = (self._slice(name, num_rows) for name in (split, other))
         return max(first, other_first) < min(last, other_last)

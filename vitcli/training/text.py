@@ -68,7 +68,7 @@ def _brief(summary: dict[str, Any], *, width: int | None = None) -> str:
     if "delivered" in summary:
         rows.append(("delivered", brief_delivery(summary)))
     rows += _not_judged(summary) or _refit(summary)  # both say what the frozen features reach
-    rows += [(name, Folded(note)) for name, note in held_out(summary)[:1]]
+    rows += [(name, Folded(note)) for name, note in held_out(summary)]
     rows += skipped(summary)
     return brief(rows, _next_commands(summary), width=width)
 
