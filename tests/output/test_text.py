@@ -184,7 +184,7 @@ def test_no_note_is_cut_and_where_rows_are_left_out_a_line_says_how_many():
         assert lines[names.index("files") + 1].strip() == f"({9 - num_rows} more: -v)"
         assert num_rows == 3 - bool(commands_)
         assert len(lines) == MOST_LINES and names.count("next") == bool(commands_)
-    lines = brief([("note", Folded("word " * 60)), ("row", "word " * 40)], (), width=80).splitlines()
+    lines = brief([("note", "word " * 60), ("row", "word " * 40)], (), width=80).splitlines()
     assert [line[:12].strip() for line in lines] == ["note", "", "", "", "", "row", ""]
     assert lines[-1].endswith("…")  # of a third line, too
 

@@ -109,7 +109,8 @@ def brief(
 
     A row is one line, or two where it is too long and LEAST_COMMANDS leave room for it; what is longer ends
     in "…". The last rows make room for the others and for one command, and a line says how many they are.
-    `Folded` values, paths and commands are neither cut off nor left out, so that there may be more lines.
+    The first row, `Folded` values, paths and commands are neither cut off nor left out, so that there may be
+    more lines.
 
     Args:
         rows: the most important first.
@@ -117,11 +118,11 @@ def brief(
         width: columns of a line; default: the terminal's, no limit in a pipe.
     """
     room = max((width or terminal_width()) - NAME_WIDTH, NAME_WIDTH)
-    rows = list(rows)
+    rows = [(name, value if at else Folded(value)) for at, (name, value) in enumerate(rows)]
     shown = [_lines_of(value, room) if isinstance(value, Folded) else [plain(value)] for _, value in rows]
-    # The last rows make room, but for the first one of all.
+    # The last rows make room.
     most, num_left_out = MOST_LINES - bool(next_commands), 0
-    for at in range(len(rows) - 1, 0, -1):
+    for at in reversed(range(len(rows))):
         is_too_long = sum(map(len, shown)) + bool(num_left_out) > most
         if is_too_long and not isinstance(rows[at][1], Folded | Verbatim):
             shown[at], num_left_out = [], num_left_out + 1
