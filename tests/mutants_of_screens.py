@@ -43,7 +43,7 @@ OF_SCREENS = {
         ),
     },
     ("vitcli/output/text.py", "tests/output/test_text.py"): {
-        "a long screen has no command": ("][: MOST_LINES - 1]", "][:MOST_LINES]"),
+        "a long screen has no room for a command": ("MOST_LINES - bool(next_commands), 0", "MOST_LINES, 0"),
     },
     ("vitcli/experiments/reproduce_rows.py", "tests/experiments/test_reproduce_rows.py"): {
         "more images than published are the same test set": (

@@ -176,19 +176,20 @@ def test_a_test_split_that_was_all_trained_on_is_opened_where_nothing_is_scored(
     assert (len(split), split.notes) == (24, ("24 of these 24 images were trained on",))
 
 
-@pytest.mark.parametrize("same_data", [True, False])
-def test_weights_of_earlier_versions_keep_a_cut_but_no_digests(folder, same_data):
+@pytest.mark.parametrize("train_split", ["auto", None])
+def test_weights_of_earlier_versions_keep_a_cut_but_no_digests(folder, train_split):
     held_out, _ = trained_on(folder, by_class=False)
     cut = {key: held_out.dev_cut[key] for key in ("split", "fraction", "fingerprint")}
-    seen = SeenImages.of({"dev_cut": cut}, same_data=same_data)
+    seen = SeenImages.of({"dev_cut": cut}, train_split=train_split)
 
     assert contents(open_eval(data_section(folder), "auto", seen=seen)) == contents(held_out)
     add_an_image(folder)
-    if same_data:
+    if train_split:
         with pytest.raises(DataError, match="has changed since the run"):
             open_eval(data_section(folder), "auto", seen=seen)
         assert (
-            "the images that were trained on" in open_eval(data_section(folder), "train", seen=seen).notes[0]
+            "has images that were trained on, besides"
+            in open_eval(data_section(folder), "train", seen=seen).notes[0]
         )
     else:
         other = open_eval(data_section(folder), "auto", seen=seen)
@@ -240,6 +241,25 @@ def test_drawn_images_and_shards_are_not_read():
     train, test = open_train_and_eval(data_section("demo"), seed=0)
 
     assert seen_images.record(train, test)[0] is None
+
+
+@pytest.mark.parametrize(
+    ("trained", "scored", "is_noted"),
+    [
+        ("auto", "train", True),
+        ("auto", "test", False),
+        ("auto", "auto", False),
+        ("train[:50%]", "train[50%:]", False),
+        ("train[:51%]", "train[50%:]", True),
+        ("train[:9999]", "train", True),
+        ("test", "auto", True),
+        (None, "train", False),  # other data
+    ],
+)
+def test_images_that_cannot_be_recognised_are_noted_by_the_names_of_their_splits(trained, scored, is_noted):
+    split = open_eval(data_section("demo"), scored, seen=SeenImages.of({}, train_split=trained))
+
+    assert split.notes == ("this split has images that were trained on",) * is_noted
 
 
 @pytest.mark.parametrize(

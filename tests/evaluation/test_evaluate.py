@@ -502,7 +502,9 @@ def result_of(number: int, num_classes: int) -> dict:
 
 
 def test_a_table_of_eighty_columns_folds_no_number_and_has_a_legend(monkeypatch):
-    result = {"evaluations": [result_of(1, 5), result_of(2, 6)], "out": "folder"}
+    result = {"evaluations": [result_of(1, 5), result_of(2, 6)], "out": "folder", "notes": ["of both"]}
+    for each, more in zip(result["evaluations"], ["162 were trained on", "copies"], strict=True):
+        each["notes"] = ["mapped", more]
 
     monkeypatch.setenv("COLUMNS", "80")
     lines = as_text(result).splitlines()
@@ -513,6 +515,8 @@ def test_a_table_of_eighty_columns_folds_no_number_and_has_a_legend(monkeypatch)
     assert all("90 to 100" in line and line.endswith("100.00%") for line in lines[1:3])
     assert lines[1].count(" - ") == 1 and " - " not in lines[2]  # top-5 of five classes says nothing
     assert lines[4].startswith("1  of_a_long") and lines[5].endswith("_2 on pictures")
+    notes = ["rows 1, 2: mapped", "row 1: 162 were trained on", "row 2: copies", "of both"]
+    assert [line[12:] for line in lines if line.startswith("note ")] == notes
     assert lines[-1].startswith("files       folder, folders 1 to 2")
     assert "_1  pictures" in wide[1].replace("_1 p", "_1  p") and max(map(len, wide[:3])) > 80
 

@@ -44,10 +44,12 @@ def advised(facts, **changes):
 
 
 def test_each_rule_names_its_number(facts):
-    more, balance, labels, pair = advised(facts)
+    more, balance, mistakes, pair = advised(facts)
     assert more.startswith("more images of dog: 4 to train on")
     assert balance.startswith("--set data.sampling=balanced, as classes have 4 to 40")
-    assert labels == "labels to check: 2 images called another class with at least 95%"
+    assert (
+        mistakes == "a look at confident mistakes: 2 held-out images called another class with at least 95%"
+    )
     assert pair == "images that tell ant from bee: 3 of 4 mistakes"
     assert not any("balanced" in line for line in advised(facts, is_balanced=True))
 

@@ -278,6 +278,8 @@ def test_classes_are_given_by_their_thresholds_the_likeliest_first(thresholds, l
 
     assert [(each["class"], each["label"]) for each in found["top"]] == [("c", 2), ("a", 0)]
     assert [each["probability"] for each in found["top"]] == pytest.approx([0.75, 0.5])
+    each = dict(zip("abc", (0.5, 0.25, 0.75), strict=True))
+    assert found["label_probabilities"] == pytest.approx([each[name] for name in labels])
     assert found["labels"] == labels and found["margin"] == pytest.approx(margin, abs=1e-7)
 
 

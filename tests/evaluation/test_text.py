@@ -98,6 +98,23 @@ def test_no_line_is_wider_than_the_terminal(columns, monkeypatch):
     assert max(map(len, text.splitlines())) <= columns
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_notes_stand_below_the_score_and_neither_they_nor_the_files_are_left_out(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    notes = [
+        "162 of these 181 images were trained on",
+        "this split has the images that were trained on, " * 3,
+    ]
+    sets = {"90": {"coverage": 0.9, "mean_size": 1.5}}
+    more = {"dataset": "photos", "out": "evaluation", "prediction_sets": sets, "notes": notes}
+
+    text = as_text(result({"tulip": (2, 10)}, mistakes=8, **more))
+
+    names = [name for name in (line[:12].strip() for line in text.splitlines()) if name]
+    assert names[:4] == ["top-1", "note", "note", "calibration"] and "files" in names
+    assert all(note.strip() in " ".join(text.split()) for note in notes)
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_many_predictions_are_a_line_an_image_below_their_folder(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -127,7 +144,7 @@ def test_what_speaks_against_each_of_many_predictions_takes_no_further_line(monk
     names = ["Flecken groß", "geflochten [alt]", "Höcker & Beulen", "seltene Muster"]
     top = [{"class": name, "probability": 0.25} for name in names]
     predictions = [
-        {"file": f"neu {number} {names[0]}.jpg", "top": top, "in_distribution": number > 0}
+        {"file": f"neu {names[0]} {number}.jpg", "top": top, "in_distribution": number > 0}
         | {"prediction_set": names[:number], "unsure": number == 4}
         for number in range(5)
     ]
@@ -135,15 +152,20 @@ def test_what_speaks_against_each_of_many_predictions_takes_no_further_line(monk
     lines = predictions_as_text({"predictions": predictions, "unreadable": []}).splitlines()
 
     assert len(lines) == 6 and max(map(len, lines)) <= 80
+    assert [line.partition("  ")[0][-6:] for line in lines[1:]] == [f" {number}.jpg" for number in range(5)]
     sets = [f"one of {count} classes" for count in (2, 3)]
     endings = ["unlike training", "25.00%", *sets, "unsure, one of 4 classes"]
     assert [line.endswith(ending) for line, ending in zip(lines[1:], endings, strict=True)] == [True] * 5
 
 
-def test_the_likeliest_of_several_labels_has_one_sign_of_percent():
-    entry = {"file": "a.jpg", "labels": ["cat"], "top": [{"class": "cat", "probability": 0.67681}]}
+def test_several_labels_have_their_own_probabilities_and_the_likeliest_stands_where_none_is_given():
+    top = [{"class": "normal", "probability": 0.6125}]
+    two = {"file": "a.jpg", "labels": ["hell", "gross"], "label_probabilities": [0.405, 0.1], "top": top}
+    none = {"file": "b.jpg", "labels": [], "label_probabilities": [], "top": top}
 
-    assert predictions_as_text({"predictions": [entry]}).split()[-2:] == ["cat", "67.68%"]
+    lines = predictions_as_text({"predictions": [two, none]}).splitlines()
+
+    assert lines[1:] == ["a.jpg  hell 40.50%, gross 10.00%", "b.jpg  none; likeliest: normal 61.25%"]
 
 
 def test_the_seventh_folder_of_copies_is_one_more():

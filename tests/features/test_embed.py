@@ -308,6 +308,17 @@ def test_a_file_whose_pixels_were_described_in_other_words_is_the_same_file(phot
     assert (result["computed_rows"], result["preprocessing"]) == (0, "as an older version put it")
 
 
+def test_images_that_were_trained_on_are_noted_once_also_of_a_file_that_is_there(photos, tmp_path):
+    network = ("--ckpt", "random", "--model", "ViT-demo/8", "--res", 16, "--steps", 1, "--batch-size", 4)
+    run("finetune", *network, "--lr", 0.01, "--dataset", photos, "--out", tmp_path / "run", "-q")
+    words = ("embed", "--ckpt", tmp_path / "run", "--dataset", photos, "--split", "train")
+
+    first, second = (run(*words, "--out", tmp_path / "photos.safetensors") for _ in range(2))
+
+    for outcome in (first, second):
+        assert (outcome.out + outcome.err).count("24 of these 24 images were trained on") == 1
+
+
 def test_a_plain_folder_is_named_without_a_split_and_lines_fit_into_80_columns(monkeypatch):
     result = {
         "out": "holiday.safetensors", "bytes": 20_480, "num_examples": 12, "split": "holiday, split images",

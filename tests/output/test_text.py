@@ -171,11 +171,22 @@ def test_a_long_row_takes_two_lines_where_two_commands_leave_room_for_it():
     assert lines[7].endswith(" " + "x" * 90)
 
 
-def test_a_folded_value_takes_two_lines_and_without_commands_there_are_rows_alone():
-    folded = brief([("note", Folded("word " * 60)), ("top-1", "80 %")], (), width=80).splitlines()
+def test_no_note_is_cut_and_where_rows_are_left_out_a_line_says_how_many():
+    note = " ".join(f"word {number}" for number in range(30))
+    rows = [("top-1", "80 %"), *(("row", "word " * 40) for _ in range(9)), ("note", Folded(note))]
+    rows += [("files", Verbatim("x" * 90))]
+    for commands_ in [(), [("vit", "predict"), ("vit", "report")]]:
+        lines = brief(rows, commands_, width=80).splitlines()
 
-    assert [line[:12].strip() for line in folded] == ["note", "", "top-1"]
-    assert max(map(len, folded)) <= 80
+        names = [line[:12].strip() for line in lines]
+        at, num_rows = names.index("note"), names.count("row")
+        assert " ".join(line[12:] for line in lines[at : names.index("files")]) == note
+        assert lines[names.index("files") + 1].strip() == f"({9 - num_rows} more: -v)"
+        assert num_rows == 3 - bool(commands_)
+        assert len(lines) == MOST_LINES and names.count("next") == bool(commands_)
+    lines = brief([("note", "word " * 60), ("row", "word " * 40)], (), width=80).splitlines()
+    assert [line[:12].strip() for line in lines] == ["note", "", "", "", "", "row", ""]
+    assert lines[-1].endswith("…")  # of a third line, too
 
 
 @pytest.mark.parametrize(

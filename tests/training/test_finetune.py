@@ -193,9 +193,18 @@ def test_a_finished_run_is_known_again_however_its_paths_are_typed_and_wherever_
     words = [*SMALL, "--dataset", f"{photos}/", "--out", tmp_path / "moved", "--steps", 8, *TRICKY]
 
     again = run(*words).json
+    aloud = [word for word in words if word != "--quiet"]
+    told = run(*aloud).err
+    shutil.copy(photos / "train/red/00.png", photos / "test/red/new.png")
+    changed = run(*aloud)
+    (photos / "test/red/new.png").unlink()
     (tmp_path / "moved/model.safetensors").unlink()
     mended = run(*words).json
 
+    assert told == f"{tmp_path / 'moved'} is finished, nothing is trained\n"
+    assert "nothing is trained; its images have changed since" in changed.err and changed.json == again
+    assert told == f"{tmp_path / 'moved'} is finished, nothing is trained\n"
+    assert "nothing is trained; its images have changed since" in changed.err and changed.json == again
     assert again["weights"] == mended["weights"] == str(tmp_path / "moved/model.safetensors")
     assert fingerprint(tmp_path / "moved") == fingerprint(unbroken)
 

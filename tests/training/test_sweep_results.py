@@ -186,6 +186,31 @@ def test_masked_patches_have_no_interval_and_are_for_finetuning():
     assert "top-1" not in lines and lines["next"] == "vit finetune --ckpt 'runs/my photos' --dataset DATA"
 
 
+def test_a_sweep_and_the_labels_to_check_are_told_whole_in_eighty_columns():
+    label = {"place": "ant/3.png", "label": "ant", "other": "bee", "other_probability": 0.99}
+    head = {"labels_to_check": {"num_checked": 40, "num_named": 26, "first": [label]}, "left_out_top1": 0.9}
+    choices = [
+        {
+            "optimizer.lr": lr,
+            "dev_top1": top1,
+            "dev_loss": 1.0,
+            "dev_interval": [0.5, 1.0],
+            "dev_num_examples": 68,
+        }
+        for lr, top1 in ((0.003, 0.8), (0.01, 0.9))
+    ]
+    advice = [f"--set data.sampling=balanced, as classes have 10 to 5{n} training images" for n in range(2)]
+    facts = {"worst_classes": [], "surest_mistakes": [], "advice": advice}
+    of_sweep = {"choices": choices, "chosen": {"optimizer.lr": 0.01}}
+    of_sweep |= {"classes_not_held_out": ["a", "b"], "num_held_out_copies": 2}
+
+    text = as_text(summary(**of_sweep, probe_head=head, findings=facts), width=80)
+
+    assert "such as --lr 0.01,0.03,0.1 to check" in " ".join(text.split())
+    assert "2 held-out images are exact copies" in text and "no held-out image of: a, b" in text
+    assert lines_of(text)["to check"] == "26 training labels, first ant/3.png: bee 99.0%"
+
+
 @pytest.mark.parametrize(("left_out_top1", "is_told"), [(0.79, True), (0.8, False), (None, False)])
 def test_labels_that_could_not_be_judged_are_said_with_what_would_help(left_out_top1, is_told):
     head = {"labels_to_check": None, "left_out_top1": left_out_top1}

@@ -1,5 +1,6 @@
 """`vit average`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -40,6 +41,7 @@ def average(
     out: Annotated[Path | None, option("--out", RUN,
         "Run folder of the result (default: a new one under runs/).", "FOLDER")] = None,
     overwrite: options.Overwrite = False,
+    verbose: options.Verbose = False,
     printing: Printing,
 ) -> int:  # fmt: skip
     """Average the weights of several runs into one model.
@@ -57,4 +59,4 @@ def average(
     chosen = AverageOptions(
         method, dataset, split, out, overwrite, workers, quiet=printing.quiet, arguments=given_arguments
     )
-    return printing.show(make_average(runs, chosen), as_text)
+    return printing.show(make_average(runs, chosen), partial(as_text, verbose=verbose))

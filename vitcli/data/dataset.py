@@ -252,6 +252,8 @@ class DataSet:
         base = base_of(split)
         if base != base_of(other):
             return bool({*parts_of(base)} & {*parts_of(base_of(other))})
+        if split == other:
+            return True
         num_rows = len(self.open_whole(base))
         (first, last), (other_first, other_last) = (self._slice(name, num_rows) for name in (split, other))
         return max(first, other_first) < min(last, other_last)
@@ -477,15 +479,26 @@ def open_eval(
         split = "auto"
     is_dev = is_cut_here and (folds is not None or split in (DEV_PART, DEV_PART_OF_ALL))
     if split != "auto" and not is_dev:
-        base = base_of(source.split_called(split))
-        return seen_images.noted(source.open(split), seen, base=base, option=None)
+        has_trained_rows = partial(_has_trained_rows, source, source.split_called(split), seen.train_split)
+        return seen_images.noted(source.open(split), seen, has_trained_rows=has_trained_rows, option=None)
     by_name = None if is_dev else source.default_eval_split()
     is_cut_here = is_cut_here and (by_name is None or by_name in parts_of(cut_from))
     if by_name and not is_cut_here:
         option = f"--split {by_name}" if needs_labels else None
-        return seen_images.noted(source.open(by_name), seen, base=by_name, option=option)
+        has_trained_rows = partial(_has_trained_rows, source, by_name, seen.train_split)
+        return seen_images.noted(source.open(by_name), seen, has_trained_rows=has_trained_rows, option=option)
     base = cut_from if is_cut_here else source.only_split("--split")
     return seen_images.held_out_part(source.open, seen, base=base, is_scored=needs_labels)
+
+
+def _has_trained_rows(source: DataSet, split: str, train_split: str | None) -> bool:
+    """Return whether a split has rows of that which a run on these data has trained on, by their names."""
+    if train_split == "auto":
+        train_split = source.default_train_split() or base_of(split)  # the only one
+    try:
+        return train_split is not None and source.have_common_rows(source.split_called(train_split), split)
+    except DataError:  # fewer rows than the run had
+        return True
 
 
 def parts_of(split: str) -> tuple[str, ...]:

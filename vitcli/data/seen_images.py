@@ -38,7 +38,8 @@ class SeenImages:
         trained_on: digests of the training images, (N,) uint64; None if they are unknown.
         held_out: those of the dev part, in its order; None if no part was cut, or they are unknown.
         cut: `Split.dev_cut` of the dev part; None if no part was cut.
-        same_data: whether the data set that is opened is, by its name, that of the run.
+        train_split: the split that the recipe of the run names, if the data set that is opened is, by its
+            name, that of the run; else None.
         trained_before: digests of the images that only earlier runs trained on, see KEY; None if there are
             no such runs, or they are unknown.
     """
@@ -46,18 +47,18 @@ class SeenImages:
     trained_on: np.ndarray | None = None
     held_out: np.ndarray | None = None
     cut: dict[str, Any] | None = None
-    same_data: bool = False
+    train_split: str | None = None
     trained_before: np.ndarray | None = None
 
     @classmethod
-    def of(cls, metadata: dict[str, Any], *, same_data: bool = False) -> "SeenImages":
+    def of(cls, metadata: dict[str, Any], *, train_split: str | None = None) -> "SeenImages":
         """Read the metadata of weights; those of earlier versions have no digests, or not even a cut."""
         stored = metadata.get(KEY)
         stored = stored if isinstance(stored, dict) else {}
         names = ("trained_on", "held_out", "trained_before")
         trained_on, held_out, trained_before = (_unpacked(stored.get(name)) for name in names)
         cut = _readable_cut(metadata.get("dev_cut"))
-        return cls(trained_on, held_out, cut, same_data, trained_before)
+        return cls(trained_on, held_out, cut, train_split, trained_before)
 
     @property
     def ever_trained_on(self) -> np.ndarray | None:
@@ -266,11 +267,14 @@ def _noting_seen(part: Split, seen: SeenImages, digests_N: np.ndarray | None) ->
     return replace(part, notes=(*notes, *part.notes))
 
 
-def noted(split: Split, seen: SeenImages, *, base: str, option: str | None) -> Split:
+def noted(
+    split: Split, seen: SeenImages, *, has_trained_rows: Callable[[], bool], option: str | None
+) -> Split:
     """Return a split that has a name of its own, with a note if images of it were trained on.
 
     Args:
-        base: the name, without a slice.
+        has_trained_rows: whether rows of it were trained on, by the names of splits, for images that cannot
+            be recognised.
         option: how a person names it; None if a person has done so, or it is not to be scored.
 
     Raises:
@@ -278,9 +282,11 @@ def noted(split: Split, seen: SeenImages, *, base: str, option: str | None) -> S
     """
     count = seen.num_trained_on(split)
     if not count:
-        is_cut = count is None and seen.same_data and seen.cut and base_of(seen.cut["split"]) == base
-        note = "this split has the images that were trained on, besides those held out"
-        return replace(split, notes=(note, *split.notes)) if is_cut else split
+        if count is not None or not has_trained_rows():
+            return split
+        besides = ", besides those held out" if seen.cut else ""
+        note = f"this split has images that were trained on{besides}"
+        return replace(split, notes=(note, *split.notes))
     if count == len(split) and option:
         raise DataError(
             f"all {count:,} images of {split.name} were trained on",
@@ -375,7 +381,7 @@ def _unknown_part(whole: Split, seen: SeenImages, *, option: str | None) -> Spli
     """Return all rows of other data than those of the run; refuse the run's own, changed since."""
     if seen.cut is None and seen.trained_on is None:
         return whole
-    if seen.cut and seen.same_data and option:
+    if seen.cut and seen.train_split and option:
         raise DataError(
             f"{whole.name} has changed since the run, and its held-out images are not to be found again",
             where="--dataset",

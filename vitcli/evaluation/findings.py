@@ -123,8 +123,8 @@ def advice(
     if facts["num_mistakes"] and not is_balanced and largest >= UNBALANCED * max(1, smallest):
         lines.append(f"--set data.sampling=balanced, as classes have {smallest} to {largest} training images")
     if facts["num_sure_mistakes"]:
-        images = count_of(facts["num_sure_mistakes"], "image")
-        lines.append(f"labels to check: {images} called another class with at least {SURE:.0%}")
+        images = count_of(facts["num_sure_mistakes"], "held-out image")
+        lines.append(f"a look at confident mistakes: {images} called another class with at least {SURE:.0%}")
     if pair := _common_pair(facts):
         one, other, count = pair
         lines.append(

@@ -233,9 +233,11 @@ def _several(several: SeveralLabels, names: Sequence[str], topk: int, logits_K: 
     probabilities_K = logits_K.double().sigmoid()
     order_K = probabilities_K.argsort(descending=True, stable=True)
     margins_K = probabilities_K - torch.tensor(several.thresholds, dtype=torch.float64)
+    reaching = [k for k in order_K.tolist() if margins_K[k] >= 0]
     return {
         "top": _top(order_K[:topk], probabilities_K, names),
-        "labels": [names[k] for k in order_K.tolist() if margins_K[k] >= 0],
+        "labels": [names[k] for k in reaching],
+        "label_probabilities": [float(probabilities_K[k]) for k in reaching],
         "margin": float(margins_K.abs().min()),
     }
 

@@ -212,11 +212,12 @@ def open_eval_split(recipe: Recipe, split: str, weights: Weights, *, needs_label
 def seen_by(weights: Weights, dataset: str | None) -> SeenImages:
     """Return what weights know of the images they were trained on, before `dataset` is opened."""
     folder = run_folder.folder_of(weights.source)
-    same_data = False
+    train_split = None
     if folder is not None:
         with suppress(VitError):  # of another version
-            same_data = run_folder.is_data_of(run_folder.recipe_of(folder)[0], dataset)
-    return SeenImages.of(weights.metadata, same_data=same_data)
+            recipe, _ = run_folder.recipe_of(folder)
+            train_split = recipe.data.train_split if run_folder.is_data_of(recipe, dataset) else None
+    return SeenImages.of(weights.metadata, train_split=train_split)
 
 
 def read_checkpoint(recipe: Recipe, *, quiet: bool) -> Weights:

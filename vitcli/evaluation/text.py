@@ -55,21 +55,22 @@ def as_text(result: dict[str, Any], *, verbose: bool = False) -> str:
 
 
 def _brief_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows that a person looks for first."""
+    """Return the rows that a person looks for first: the scores, and the notes on what they are worth."""
     scored_on = ("scored on", f"{_images(result)}, {result['eval_split']}")
-    ending = [("note", Folded(note)) for note in result.get("notes", ())[:1]]
-    ending += [*skipped(result), *_files(result)]
+    worth = [*(("note", Folded(note)) for note in result.get("notes", ())), *skipped(result)]
     if "mae" in result:
-        return [*number_rows(result)[::2], _mean_row(result), scored_on, *ending]
-    of_one_label = ["top-1", "calibration"] if result.get("mean_ap") is None else []
-    names = [*of_one_label, "mAP", "F1", "ReaL", "sets"]
-    names += ["top-5"] if of_one_label and result["num_classes"] >= MANY_CLASSES else []
-    rows = [row for row in _rows(result) if row[0] in names]
+        return [*number_rows(result)[::2], *worth, _mean_row(result), scored_on, *_files(result)]
+    of_one_label = result.get("mean_ap") is None
+    has_top5 = of_one_label and result["num_classes"] >= MANY_CLASSES
+    scores = ["mAP", "F1", "ReaL", *(["top-1"] if of_one_label else []), *(["top-5"] if has_top5 else [])]
+    probabilities = ["calibration", "sets"] if of_one_label else ["sets"]
+    rows = [row for row in _rows(result) if row[0] in scores] + worth
+    rows += [row for row in _rows(result) if row[0] in probabilities]
     weakest = _weakest(result["per_class"] or {})
     rows += [scored_on] + ([("weakest", weakest)] if weakest else [])
     if result["mistakes"]:
         rows.append(("mistakes", mistakes_text(result["mistakes"], _num_wrong(result), result["dataset"])))
-    return rows + ending
+    return rows + _files(result)
 
 
 def _num_wrong(result: dict[str, Any]) -> int:
@@ -301,7 +302,12 @@ def _several(result: dict[str, Any]) -> str:
         more = _resolutions(each) + _assertions(each)
         text += f"\n{number:<2} {plain(each['ckpt'])} on {plain(each['dataset'])}{more}" if more else ""
     numbers = f"1 to {len(evaluations)}, the numbers of the table"
-    notes = pairs(("note", note) for note in result.get("notes", ()))
+    noted: dict[str, list[str]] = {}
+    for number, each in enumerate(evaluations, start=1):
+        for note in each.get("notes", ()):
+            noted.setdefault(note, []).append(str(number))
+    lines = [f"row{'s' * (len(rows) > 1)} {', '.join(rows)}: {note}" for note, rows in noted.items()]
+    notes = pairs(("note", line) for line in [*lines, *result.get("notes", ())])
     text += f"\n{notes}" if notes else ""
     return text + (f"\nfiles       {plain(result['out'])}, folders {numbers}\n" if "out" in result else "")
 
@@ -343,13 +349,18 @@ def predictions_as_text(result: dict[str, Any], *, is_brief: bool | None = None)
 
 
 def _predicted_labels(predictions: list[dict[str, Any]]) -> str:
-    """Return a line an image: the classes that reach their thresholds, and the likeliest one."""
+    """Return a line an image: the classes that reach their thresholds; where none does, the likeliest one.
+
+    Thresholds differ between the classes, so that the likeliest of all need not be among them.
+    """
     rows = []
     for entry in predictions:
+        given = zip(entry["labels"], entry["label_probabilities"], strict=True)
+        labels = [f"{name} {percent(probability)}" for name, probability in given]
         first = entry["top"][0]
-        likeliest = f"{first['class']} {percent(first['probability'])}"
-        rows.append((entry["file"], ", ".join(entry["labels"]) or "none", likeliest))
-    return simple_table(dict.fromkeys(("image", "labels", "likeliest"), "text"), rows).as_text()
+        none = f"none; likeliest: {first['class']} {percent(first['probability'])}"
+        rows.append((entry["file"], ", ".join(labels) or none))
+    return simple_table({"image": "text", "labels": "text"}, rows).as_text()
 
 
 def _predicted_numbers(result: dict[str, Any], predictions: list[dict[str, Any]]) -> str:
@@ -369,7 +380,7 @@ def _end_of_predictions(result: dict[str, Any]) -> str:
 
 def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
     """Return a line an image, however narrow the terminal, below the name of its folder as in a listing."""
-    columns = {"image": "clipped", "class": "clipped", "probability": "number", "runner-up": "clipped"}
+    columns = {"image": "file", "class": "clipped", "probability": "number", "runner-up": "clipped"}
     has_remarks = any(map(_short_remark, predictions))
     last = {"": "number"} | ({" ": "id"} if has_remarks else {})
     tables = []

@@ -137,7 +137,7 @@ def _facts(result: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[st
 
 def _choice(result: Mapping[str, Any], names: Mapping[str, str]) -> str:
     """Return what was chosen, its score on images that had no say in it, and what to type next."""
-    rows = [*_of_choice(result, names), *(("note", text.Folded(note)) for note in result["notes"][:1])]
+    rows = [*_of_choice(result, names), *(("note", text.Folded(note)) for note in result["notes"])]
     return text.brief([*rows, *text.skipped(result)], [result["next"]])
 
 

@@ -40,8 +40,9 @@ def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool)
     images = open_eval_split(recipe, split, weights, needs_labels=False)
     extractor = open_extractor(weights, recipe, request, run)
     runtime = extractor.settings.runtime
-    for line in images.lines:
+    for line in images.left_out.lines():  # the notes are in the result
         extractor.settings.progress.note(line)
+    about_images = images.left_out.summary() | {"notes": list(images.notes)}
     with_logits = logits and extractor.arch.num_classes > 0
     metadata = _metadata(extractor, images, with_logits=with_logits)
 
@@ -51,7 +52,7 @@ def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool)
         runtime.on_main(lambda: _check_same(out, metadata))
         runtime.on_main(lambda: partial_file.unlink(missing_ok=True))  # of a command killed at its end
         runtime.shutdown()
-        return _result(out, num_processes=runtime.world_size) if runtime.is_main else {}
+        return about_images | _result(out, num_processes=runtime.world_size) if runtime.is_main else {}
 
     # All processes extract features, the first one writes the file.
     began_at = time.perf_counter()
@@ -75,8 +76,7 @@ def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool)
     partial_file.unlink(missing_ok=True)
     store.close()
     result = _result(out, num_processes=runtime.world_size, computed=computed)
-    result |= images.left_out.summary() | {"notes": list(images.notes)}
-    return result | {"elapsed_s": time.perf_counter() - began_at}
+    return result | about_images | {"elapsed_s": time.perf_counter() - began_at}
 
 
 def _paths(images: Split, dataset: str, rows_N: np.ndarray) -> list[str | None] | None:

@@ -427,7 +427,7 @@ def as_text(result: dict[str, Any], *, verbose: bool = False) -> str:
     forecasted = forecast.as_pairs(result["forecast"]) if "forecast" in result else []
     if not verbose:
         notes = [note for note in result["notes"] if not note.startswith("scored on")]  # a row of its own
-        rows += forecasted + [("note", text.Folded(note)) for note in notes[:1]]
+        rows += forecasted + [("note", text.Folded(note)) for note in notes]
         return table + "\n" + text.brief([*rows, *text.skipped(result)], [result["next"]])
     rows += [
         ("model", text.model_text(result)),

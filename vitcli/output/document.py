@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from vitcli.output.text import NO_LIMIT, escape_markdown, plain, terminal_width
 
-Kind = Literal["number", "text", "clipped", "id", "command"]
+Kind = Literal["number", "text", "clipped", "file", "id", "command"]
 # Columns of a terminal that a folded text or header keeps as long as it can, and at the least.
 LEAST_WIDTH, TIGHT_WIDTH = 18, 8
 LONGEST_PIECE = 36  # columns of a word that is not broken
@@ -57,8 +57,9 @@ class Header:
         detail: small print that tells it from others of the same name.
         folder: run folder that a row links to.
         kind: content of a column. A number is aligned right and never broken, a text is folded where the
-            terminal is too narrow, a clipped one ends there in "…" (another command shows all of it), an id
-            stays in one piece so that it can be copied, a command is copied too, and stands below the table.
+            terminal is too narrow, a clipped one ends there in "…" (another command shows all of it), of a
+            file the end remains, by which files differ, an id stays in one piece so that it can be copied, a
+            command is copied too, and stands below the table.
     """
 
     name: str
@@ -225,11 +226,11 @@ def _column_widths(kinds: Sequence[Kind], columns: Sequence[Sequence[str]], room
     natural, folded, least = [], [], []
     for kind, (header, *cells) in zip(kinds, columns, strict=True):
         widest, title = max(map(_width, cells), default=0), _longest_piece([header], is_text=False)
-        is_text = kind in ("text", "clipped")
+        is_text = kind in ("text", "clipped", "file")
         longest = {
             "text": _longest_piece(cells, is_text=True),
             "id": widest,
-            "clipped": min(widest, TIGHT_WIDTH),
+            **dict.fromkeys(("clipped", "file"), min(widest, TIGHT_WIDTH)),
         }
         unbroken = longest.get(kind, _longest_piece(cells, is_text=False))
         natural.append(max(widest, _width(header)))
@@ -273,7 +274,9 @@ def _lines_of_row(
     kinds: Sequence[Kind], row: Sequence[str], widths: Sequence[int], *, is_header: bool
 ) -> list[str]:
     cells = [
-        [_clipped(text, width)] if kind == "clipped" else _folded(text, width, is_text=kind == "text")
+        [_clipped(text, width, at_start=kind == "file")]
+        if kind in ("clipped", "file")
+        else _folded(text, width, is_text=kind == "text")
         for kind, text, width in zip(kinds, row, widths, strict=True)
     ]
     height = max(map(len, cells))
@@ -290,12 +293,12 @@ def _lines_of_row(
     return lines
 
 
-def _clipped(text: str, width: int) -> str:
+def _clipped(text: str, width: int, *, at_start: bool) -> str:
     if _width(text) <= width:
         return text
     while _width(text) > width - 1:
-        text = text[:-1]
-    return f"{text}…"
+        text = text[1:] if at_start else text[:-1]
+    return f"…{text}" if at_start else f"{text}…"
 
 
 def _folded(text: str, width: int, *, is_text: bool) -> list[str]:

@@ -99,16 +99,18 @@ def _lines_of(value: str, width: int) -> list[str]:
 
 
 class Folded(str):
-    """A value of a brief screen that may take two lines."""
+    """A value of a brief screen that is shown whole, on as many lines as it takes, such as a note."""
 
 
 def brief(
     rows: Iterable[tuple[str, str]], next_commands: Sequence[Sequence[object]], *, width: int | None = None
 ) -> str:
-    """Return a result in at most MOST_LINES lines: rows, and commands to type next as far as there is room.
+    """Return a result in about MOST_LINES lines: rows, and commands to type next as far as there is room.
 
-    A row is one line, or two where it is too long and its value is `Folded` or LEAST_COMMANDS leave room for
-    it; what is longer is cut off. One command there is always; paths and commands are not cut.
+    A row is one line, or two where it is too long and LEAST_COMMANDS leave room for it; what is longer ends
+    in "…". The last rows make room for the others and for one command, and a line says how many they are.
+    The first row, `Folded` values, paths and commands are neither cut off nor left out, so that there may be
+    more lines.
 
     Args:
         rows: the most important first.
@@ -116,20 +118,29 @@ def brief(
         width: columns of a line; default: the terminal's, no limit in a pipe.
     """
     room = max((width or terminal_width()) - NAME_WIDTH, NAME_WIDTH)
-    rows = list(rows)
-    folded = [_lines_of(value, room) for _, value in rows]
-    shown = [wrapped[:2] if isinstance(value, Folded) else [plain(value)]
-             for (_, value), wrapped in zip(rows, folded, strict=True)]  # fmt: skip
+    rows = [(name, value if at else Folded(value)) for at, (name, value) in enumerate(rows)]
+    shown = [_lines_of(value, room) if isinstance(value, Folded) else [plain(value)] for _, value in rows]
+    # The last rows make room.
+    most, num_left_out = MOST_LINES - bool(next_commands), 0
+    for at in reversed(range(len(rows))):
+        is_too_long = sum(map(len, shown)) + bool(num_left_out) > most
+        if is_too_long and not isinstance(rows[at][1], Folded | Verbatim):
+            shown[at], num_left_out = [], num_left_out + 1
+    if num_left_out:
+        rows.append(("", f"({num_left_out} more: -v)"))
+        shown.append([rows[-1][1]])
+    # A second line where there is room for it.
     spare = MOST_LINES - min(len(next_commands), LEAST_COMMANDS) - sum(map(len, shown))
-    for at, wrapped in enumerate(folded):
-        if len(shown[at]) < len(wrapped[:2]) and spare > 0:
-            shown[at], spare = wrapped[:2], spare - 1
+    for at, (_, value) in enumerate(rows):
+        first, *others = _lines_of(value, room)
+        if others and len(shown[at]) == 1 and spare > 0:
+            shown[at], spare = [first, " ".join(others)], spare - 1
     lines = [
-        (name if number == 0 else "", line if isinstance(value, Verbatim) else cut(line, room))
+        (name if number == 0 else "", line if isinstance(value, Folded | Verbatim) else cut(line, room))
         for (name, value), each in zip(rows, shown, strict=True)
         for number, line in enumerate(each)
-    ][: MOST_LINES - 1]
-    ending = commands(*next_commands)[: MOST_LINES - len(lines)]
+    ]
+    ending = commands(*next_commands)[: max(MOST_LINES - len(lines), 1)]
     return "".join(f"{name:<{NAME_WIDTH - 1}} {line}\n" for name, line in [*lines, *ending])
 
 

@@ -1,19 +1,22 @@
 """The images of a run: what is trained on, what is reported on, and the data of the few-shot probe."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitcli import recipe as recipes
 from vitcli.data import dataset
 from vitcli.data.aliases import local_copy
+from vitcli.data.seen_images import MOST_IMAGES, SeenImages
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.setup import starts_of, trained_on_by
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Data
+from vitcli.weights.io import read_description
 
 if TYPE_CHECKING:  # it imports this module
     from vitcli.training.setup import RunOptions
@@ -93,3 +96,23 @@ def check_labels(train_split: Split, recipe: Recipe) -> None:
         where="recipe key objective.loss",
         fix="--set objective.loss=sigmoid, or name a column of one label with data.label_column",
     )
+
+
+def have_changed(recipe: Recipe, summary: dict[str, Any]) -> bool:
+    """Return whether the images of a finished run are others now, as far as a look at some of them tells.
+
+    They are not looked at where that may take long: remote ones, and more than are recognised by content.
+    """
+    data, num_images = recipe.data, summary.get("num_train_examples") or 0
+    if not 0 < num_images <= MOST_IMAGES or data.num_examples or local_copy(str(data.dataset)) is None:
+        return False
+    with suppress(VitError):  # such as a data set that is gone
+        cut = SeenImages.of(read_description(summary["weights"], quiet=True).metadata).cut
+        loss = recipe.objective.loss
+        kinds = {"needs_labels": loss != "masked_patch", "numbers": loss == "regression"}
+        split = dataset.open_eval(data, cut["split"] if cut else data.eval_split, **kinds)
+        if cut:
+            return split.fingerprint != cut["fingerprint"]
+        then = summary.get("eval_fingerprint")
+        return split.name == summary["eval_split"] and then not in (None, split.fingerprint)
+    return False

@@ -61,14 +61,14 @@ def _brief(summary: dict[str, Any], *, width: int | None = None) -> str:
     """Return what a person looks for first: the score, where it errs, what would help, what to type next."""
     rows = _first_scores(summary)
     if "chosen" in summary and summary.get("choices"):
-        rows.append(("chosen", _chosen(summary)))
+        rows.append(("chosen", Folded(_chosen(summary))))
     if average := summary.get("average"):
         rows.append(("average", average_lines(average)[-1 if average["accepted"] is None else 1]))
     rows += _weak_places(summary)
     if "delivered" in summary:
         rows.append(("delivered", brief_delivery(summary)))
     rows += _not_judged(summary) or _refit(summary)  # both say what the frozen features reach
-    rows += [(name, Folded(note)) for name, note in held_out(summary)[:1]]
+    rows += [(name, Folded(note)) for name, note in held_out(summary)]
     rows += skipped(summary)
     return brief(rows, _next_commands(summary), width=width)
 
@@ -122,7 +122,7 @@ def _labels_to_check(summary: dict[str, Any], *, most: int = 1) -> list[tuple[st
         place = within(label["place"], summary.get("dataset"))
         about = f"{place}: {label['other']} {label['other_probability']:.1%}"
         about += "" if place.startswith(f"{label['label']}/") else f", labelled {label['label']}"
-        first = f"{count_of(number, 'label')}, first " if not rows and number > 1 else ""
+        first = "" if rows else f"{count_of(number, 'training label')}, {'first ' * (number > 1)}"
         rows.append(("" if rows else "to check", f"{first}{about}"))
     return rows
 

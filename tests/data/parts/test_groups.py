@@ -157,7 +157,7 @@ def test_a_held_out_part_is_found_again_by_content(table, patients, is_stratifie
             section = data_section(folder, **keys, eval_split=eval_split)
             train, held_out = open_train_and_eval(section, seed=0)
             metadata = {"dev_cut": held_out.dev_cut, seen_images.KEY: seen_images.record(train, held_out)[0]}
-            again = open_eval(section, eval_split, seen=SeenImages.of(metadata, same_data=True))
+            again = open_eval(section, eval_split, seen=SeenImages.of(metadata, train_split="auto"))
             assert again.fingerprint == held_out.fingerprint
 
 
@@ -235,7 +235,7 @@ def test_near_duplicates_are_one_group_also_of_drawn_images(tmp_path):
     # The demo draws its images; its held-out part is found again without files.
     section = data_section("demo", eval_split="fold 1 of 3")
     held = open_train_and_eval(section, seed=0)[1]
-    seen = SeenImages.of({"dev_cut": held.dev_cut}, same_data=True)
+    seen = SeenImages.of({"dev_cut": held.dev_cut}, train_split="auto")
     assert open_eval(section, "fold 1 of 3", seen=seen).fingerprint == held.fingerprint
 
 

@@ -25,12 +25,14 @@ from vitcli.data.dataset import DataSet
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.parts.held_out import DEV_PART_OF_ALL, FoldName, choice_part
 from vitcli.data.split import Split
+from vitcli.distributed import launch
 from vitcli.distributed.runtime import shared_process_group
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import NotFiniteError, VitError
 from vitcli.evaluation.setup import settle_pixels, starts_of
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, write_json
+from vitcli.output.progress import Progress
 from vitcli.output.run_folder import (
     ARMS,
     AVERAGED,
@@ -58,7 +60,7 @@ from vitcli.training.setup import (
     progress_of,
     set_up,
 )
-from vitcli.training.splits import open_splits, open_train_and_eval
+from vitcli.training.splits import have_changed, open_splits, open_train_and_eval
 from vitcli.training.text import arm_line, run_line
 
 Job = tuple[Path, Recipe]  # run folder and recipe of one run
@@ -79,6 +81,10 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
     if options.out and not options.overwrite and not options.dry_run:
         earlier = earlier_summary(options.out, recipe)
         if earlier:
+            progress = Progress(quiet=options.quiet, is_main=launch.global_rank() == 0)
+            changed = "; its images have changed since, and another --out trains on them"
+            is_changed = not progress.is_silent and have_changed(recipe, earlier)
+            progress.note(f"{options.out} is finished, nothing is trained{changed * is_changed}")
             return earlier
     shared_parts = partial(SharedParts, command, recipe, make_model=make_model, open_data=open_data)
     if num_folds:
