@@ -38,7 +38,7 @@ def copy(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("mutants")
     for name in ("vitcli", "tests", "recipes", "docs"):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "README.md", "CHANGELOG.md"):
+    for file in ("pyproject.toml", "README.md", "CHANGELOG.md", "SECURITY.md"):
         shutil.copy(REPOSITORY / file, folder)
     return folder
 
