@@ -36,7 +36,7 @@ def test_each_break_has_a_name_a_place_that_is_there_once_and_tests():
 def copy(tmp_path_factory) -> Path:
     """A copy of the code, its tests, recipes and documents, to be changed at will."""
     folder = tmp_path_factory.mktemp("mutants")
-    for name in ("vitcli", "tests", "recipes", "docs"):
+    for name in ("vitcli", "tests", "recipes", "docs", "examples"):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "README.md", "CHANGELOG.md", "SECURITY.md"):
         shutil.copy(REPOSITORY / file, folder)
