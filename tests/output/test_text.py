@@ -184,6 +184,10 @@ def test_no_note_is_cut_and_where_rows_are_left_out_a_line_says_how_many():
         assert lines[names.index("files") + 1].strip() == f"({9 - num_rows} more: -v)"
         assert num_rows == 3 - bool(commands_)
         assert len(lines) == MOST_LINES and names.count("next") == bool(commands_)
+    # Of many notes the last ones make room, too: of four lines each there is room for one.
+    many = [("top-1", "80 %"), *[("note", Folded(note))] * 9]
+    lines = [line[:24].strip() for line in brief(many, [("vit", "predict")], width=80).splitlines()]
+    assert [line[:4] for line in lines] == ["top-", "note", "9 wo", "word", "26 w", "(8 m", "next"]
     lines = brief([("note", "word " * 60), ("row", "word " * 40)], (), width=80).splitlines()
     assert [line[:12].strip() for line in lines] == ["note", "", "", "", "", "row", ""]
     assert lines[-1].endswith("…")  # of a third line, too

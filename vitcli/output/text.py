@@ -99,18 +99,18 @@ def _lines_of(value: str, width: int) -> list[str]:
 
 
 class Folded(str):
-    """A value of a brief screen that is shown whole, on as many lines as it takes, such as a note."""
+    """A value of a brief screen that is shown whole or not at all, on as many lines as it takes: a note."""
 
 
 def brief(
     rows: Iterable[tuple[str, str]], next_commands: Sequence[Sequence[object]], *, width: int | None = None
 ) -> str:
-    """Return a result in about MOST_LINES lines: rows, and commands to type next as far as there is room.
+    """Return a result in at most MOST_LINES lines: rows, and commands to type next as far as there is room.
 
     A row is one line, or two where it is too long and LEAST_COMMANDS leave room for it; what is longer ends
-    in "…". The last rows make room for the others and for one command, and a line says how many they are.
-    The first row, `Folded` values, paths and commands are neither cut off nor left out, so that there may be
-    more lines.
+    in "…". The first row, `Folded` values, paths and commands are not cut off. The last rows, then the last
+    `Folded` ones, make room for the others and for one command, and a line says how many they are. Neither
+    the first row nor the first `Folded` one does, so that a narrow terminal may take more lines.
 
     Args:
         rows: the most important first.
@@ -122,9 +122,10 @@ def brief(
     shown = [_lines_of(value, room) if isinstance(value, Folded) else [plain(value)] for _, value in rows]
     # The last rows make room.
     most, num_left_out = MOST_LINES - bool(next_commands), 0
-    for at in reversed(range(len(rows))):
-        is_too_long = sum(map(len, shown)) + bool(num_left_out) > most
-        if is_too_long and not isinstance(rows[at][1], Folded | Verbatim):
+    notes = [at for at, (_, value) in enumerate(rows) if isinstance(value, Folded)][1:]  # after the first row
+    others = [at for at, (_, value) in enumerate(rows) if not isinstance(value, Folded | Verbatim)]
+    for at in [*reversed(others), *reversed(notes[1:])]:
+        if sum(map(len, shown)) + bool(num_left_out) > most:
             shown[at], num_left_out = [], num_left_out + 1
     if num_left_out:
         rows.append(("", f"({num_left_out} more: -v)"))
@@ -132,9 +133,9 @@ def brief(
     # A second line where there is room for it.
     spare = MOST_LINES - min(len(next_commands), LEAST_COMMANDS) - sum(map(len, shown))
     for at, (_, value) in enumerate(rows):
-        first, *others = _lines_of(value, room)
-        if others and len(shown[at]) == 1 and spare > 0:
-            shown[at], spare = [first, " ".join(others)], spare - 1
+        first, *more = _lines_of(value, room)
+        if more and len(shown[at]) == 1 and spare > 0:
+            shown[at], spare = [first, " ".join(more)], spare - 1
     lines = [
         (name if number == 0 else "", line if isinstance(value, Folded | Verbatim) else cut(line, room))
         for (name, value), each in zip(rows, shown, strict=True)
