@@ -28,10 +28,10 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch: several test processes shar
 
 def pytest_configure(config: pytest.Config) -> None:
     """Load torch as commands do, without the compiler, unless the tests run in workers of pytest-xdist."""
-    from vitcli import libraries
+    from vitcli.distributed import startup
 
     if config.getoption("dist", "no") == "no":
-        libraries.load()
+        startup.load()
         gc.disable()  # test modules and their cases stay: a search for garbage among them takes seconds
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a job in the background; children inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)

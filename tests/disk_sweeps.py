@@ -29,8 +29,8 @@ from tests.disk_commands import Writer, digests, of_two_processes, run_words, wr
 from tests.faulty_disk import FAULTS, Struck, command, in_a_fork
 from tests.training.test_finetune import NETWORK, SMALL, TRICKY, fingerprint
 from tests.training.test_shard import weights_and_metrics
-from vitcli import libraries
 from vitcli import recipe as recipes
+from vitcli.distributed import startup
 from vitcli.errors import VitError
 from vitcli.output.run_folder import RunFolder, open_run
 from vitcli.training import checkpoint
@@ -432,7 +432,7 @@ def sizes(scratch: Path, photos: str) -> dict[str, object]:
 
 def main(what: str, fault: str, scratch: str, photos: str = "") -> None:
     """Run one sweep and print what came of it."""
-    libraries.load()
+    startup.load()
     match what:
         case "slow" | "sizes":
             result = {"slow": slow, "sizes": sizes}[what](Path(scratch), photos)

@@ -12,11 +12,11 @@ from contextlib import suppress
 
 import pytest
 
-from vitcli import libraries
+from vitcli.distributed import startup
 
 
 def main() -> None:
-    libraries.load()
+    startup.load()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("vitcli", "tests")]:
         del sys.modules[name]
     for line in sys.stdin:

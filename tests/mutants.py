@@ -118,10 +118,10 @@ OF_RUNS = {
         "no fsync of the run folder": ("sync(run_dir)  # the", "pass  # the"),
         "one checkpoint too many is retired": ("(run_dir)[keep:]", "(run_dir)[keep - 1 :]"),
     },
-    ("vitcli/regular_files.py", "tests/output/test_atomic.py"): {
+    ("vitcli/io/files.py", "tests/output/test_atomic.py"): {
         "a pipe is waited for": ("os.O_RDONLY | os.O_NONBLOCK", "os.O_RDONLY"),
     },
-    ("vitcli/regular_files.py", "tests/test_regular_files.py"): {
+    ("vitcli/io/files.py", "tests/io/test_files.py"): {
         "files of any size are read": (
             "if len(content) > most or os.fstat(file.fileno()).st_size > most:",
             "if False:",

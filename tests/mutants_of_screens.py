@@ -197,7 +197,7 @@ OF_SCREENS = {
     },
     (
         "vitcli/cli/exit_codes.py",
-        "tests/test_credentials.py::test_a_report_of_a_bug_has_the_traceback_without_a_password",
+        "tests/io/test_credentials.py::test_a_report_of_a_bug_has_the_traceback_without_a_password",
     ): {
         "a password is in the report of a bug": (
             'file.write(hide_credentials("".join(traceback.format_exception(error))))',
@@ -472,7 +472,7 @@ OF_SCREENS = {
     },
     (
         "vitcli/cli/exit_codes.py",
-        "tests/test_credentials.py::test_an_error_names_an_address_without_its_password_for_people_and_as_json",
+        "tests/io/test_credentials.py::test_an_error_names_an_address_without_its_password_for_people_and_as_json",
     ): {
         "an error as JSON has the password of an address": (
             "as_dict = {key: hide_credentials(text) for key, text in as_dict.items()}",
@@ -618,7 +618,7 @@ OF_SCREENS = {
     },
     (
         "vitcli/cli/exit_codes.py",
-        "tests/test_credentials.py::test_an_error_is_the_exit_code_alone_where_standard_error_is_closed",
+        "tests/io/test_credentials.py::test_an_error_is_the_exit_code_alone_where_standard_error_is_closed",
     ): {
         "a closed standard error is a bug": (
             ("with suppress(OSError):\n            text = hide"),

@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.disk_sweeps import load_modules
 from tests.faulty_disk import command
 from tests.training.test_finetune import SMALL
-from vitcli import libraries
+from vitcli.distributed import startup
 from vitcli.output.run_folder import newest_checkpoint_step
 
 AT_ONCE = 10
@@ -80,7 +80,7 @@ def one_round(words: list[object], scratch: Path, delay_s: float) -> tuple[list[
 
 def main(rounds: str, scratch: str, photos: str) -> None:
     """Start ten at once as often as asked for, and print what came of it."""
-    libraries.load()
+    startup.load()
     out, draws = Path(scratch, "run"), random.Random(0)
     words = [word for word in SMALL if word not in ("--json", "--quiet")]
     words += ["--dataset", photos, "--batch-size", 4, "--set", "train.save_every=1", "--out"]

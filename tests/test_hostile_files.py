@@ -21,11 +21,11 @@ import torch
 from PIL import Image
 
 from tests.conftest import REPOSITORY, Outcome, run
-from vitcli import regular_files
 from vitcli.data import decoding, video
 from vitcli.data.sources import label_files
 from vitcli.errors import WeightsError
 from vitcli.export import golden, onnx_process
+from vitcli.io.files import MOST_BYTES, MOST_TEXT_BYTES, MOST_VALUES
 from vitcli.recipe import toml, validation
 from vitcli.weights import files
 from vitcli.weights.io import read_weights
@@ -119,7 +119,7 @@ def test_of_many_mistakes_in_a_recipe_the_first_twenty_are_named_and_the_rest_co
 
 # weights
 
-TORCH = "from vitcli import libraries; libraries.load(); import vitcli.weights.summary"
+TORCH = "from vitcli.distributed import startup; startup.load(); import vitcli.weights.summary"
 
 
 def write_shared(path: Path, *, num_names: int) -> None:
@@ -376,13 +376,13 @@ def test_the_bounds_that_security_md_states_are_those_of_the_code():
         "image": [
             decoding.MAX_PIXELS,
             decoding.MAX_SIDE,
-            regular_files.MOST_BYTES,
+            MOST_BYTES,
             decoding.MOST_SCANNED_PIXELS,
         ],
         "frame of a video": [int(video.DECODER_OPTIONS["max_pixels"])],
         "`.safetensors`": [files.MOST_HEADER_BYTES, files.MOST_TENSORS, files.MOST_KEYS],
         "`.pth`": [files.MOST_PICKLED_BYTES, files.MAX_EXPANSION],
-        "JSON of settings and results": [regular_files.MOST_TEXT_BYTES, regular_files.MOST_VALUES],
+        "JSON of settings and results": [MOST_TEXT_BYTES, MOST_VALUES],
         "recipe": [toml.MOST_BYTES, toml.MOST_DOTS, validation.MOST_MISTAKES],
         "file of labels": [
             label_files.MOST_BYTES,

@@ -9,13 +9,14 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-ORDER = ["errors", "regular_files", "http_answers", "credentials", "libraries", "recipe", "distributed",
-         "output", "models", "data", "weights", "evaluation", "export", "features", "training", "inspection",
-         "report", "experiments", "bench", "api", "cli"]  # fmt: skip
+ORDER = ["errors", "io", "recipe", "distributed", "output", "models", "data", "weights", "evaluation",
+         "export", "features", "training", "inspection", "report", "experiments", "bench", "api",
+         "cli"]  # fmt: skip
 APART = {"training", "inspection", "report"}  # none of them imports another
 DOORS = {"__init__", "__main__", "backbones"}  # of the package itself; they import what they show
-LIGHT = ["libraries", "recipe", "report", "cli", "models.variants", "data.vtab", "evaluation.statistics",
-         "experiments.vtab", "experiments.reproduce", "experiments.study"]  # fmt: skip
+LIGHT = ["io", "distributed.startup", "recipe", "report", "cli", "models.variants", "data.vtab",
+         "evaluation.statistics", "experiments.vtab", "experiments.reproduce",
+         "experiments.study"]  # fmt: skip
 HEAVY = {"torch", "torchvision", "timm", "datasets", "accelerate"}
 MOST_MODULES = 22  # with code, in one folder
 MOST_LINES, MOST_FUNCTION_LINES, MOST_PARAMETERS = 600, 60, 8

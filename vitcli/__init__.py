@@ -12,9 +12,9 @@ __all__ = ["LoadedModel", "ModelInfo", "Transform", "__version__", "load_model"]
 def __getattr__(name: str):
     """Load the Python interface on first use, so that `vit --help` does not wait for torch."""
     if name in __all__:
-        from vitcli import libraries
+        from vitcli.distributed import startup
 
-        libraries.load()
+        startup.load()
         from vitcli import api
 
         return getattr(api, name)

@@ -16,10 +16,10 @@ from vitcli.data.decoding import Jpeg, open_image, to_rgb
 from vitcli.data.transforms import Preprocessing, preprocessing_of, to_model_range
 from vitcli.errors import DataError, VitError, nearest_path, reason_of
 from vitcli.evaluation.setup import preprocessing_for
+from vitcli.io.files import MOST_BYTES, read_regular
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, build, known_name
 from vitcli.recipe.request import RecipeRequest
-from vitcli.regular_files import MOST_BYTES, read_regular
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
 from vitcli.weights.names import names_weights

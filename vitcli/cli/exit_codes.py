@@ -16,7 +16,6 @@ import typer
 
 from vitcli.cli import hints
 from vitcli.cli.help import option_names
-from vitcli.credentials import hide_credentials, without_credentials
 from vitcli.distributed import launch
 from vitcli.errors import (
     INTERRUPTED,
@@ -27,6 +26,7 @@ from vitcli.errors import (
     is_out_of_memory,
     nearest,
 )  # fmt: skip
+from vitcli.io.credentials import hide_credentials, without_credentials
 from vitcli.output.text import json_text
 
 AGAIN_S = 3.0  # while a command that a signal ends clears up

@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vitcli import libraries
 from vitcli.cli import complete, hints, inputs
 from vitcli.cli.help import (
     ADVANCED,
@@ -32,7 +31,7 @@ from vitcli.cli.help import (
     USE,
     VitCommand,
 )  # fmt: skip
-from vitcli.distributed import accelerate_settings
+from vitcli.distributed import accelerate_settings, startup
 from vitcli.distributed import device as devices
 from vitcli.distributed import launch as launcher
 from vitcli.distributed.launch import global_rank, report_to_launcher
@@ -415,6 +414,6 @@ def launch(num_processes: int | None, device: str | None) -> None:
 
 def load_libraries() -> None:
     """Load torch, torchvision and timm for the rest of this process."""
-    if libraries.load():
-        libraries.keep_freed_memory(INFERENCE_BYTES)
+    if startup.load():
+        startup.keep_freed_memory(INFERENCE_BYTES)
         gc.freeze()  # they stay: a search for garbage need not pass over their quarter of a million objects

@@ -16,8 +16,8 @@ import xxhash
 
 from vitcli.data.sources.label_values import offered_numbers
 from vitcli.errors import DataError, is_of_machine, nearest
+from vitcli.io.files import MOST_BYTES, read_regular
 from vitcli.output.text import first_few
-from vitcli.regular_files import MOST_BYTES, read_regular
 
 ROWS_AT_A_TIME = 1_000
 STAMP = struct.Struct("<QQQ")  # size, and the times of the last change of content and of state

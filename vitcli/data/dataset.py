@@ -13,7 +13,6 @@ import datasets
 import numpy as np
 
 from vitcli import recipe
-from vitcli.credentials import with_credentials, without_credentials
 from vitcli.data import demo, seen_images, vtab_splits
 from vitcli.data.aliases import check_name, hub_source, local_copy
 from vitcli.data.classes import check_same_classes
@@ -30,6 +29,7 @@ from vitcli.data.sources.tables import SPLIT_WORDS, Tables
 from vitcli.data.split import Grouping, Split, base_of, check_labels
 from vitcli.data.table_split import from_table, without_labels
 from vitcli.errors import DataError, nearest
+from vitcli.io.credentials import with_credentials, without_credentials
 from vitcli.recipe.schema import Data
 
 TRAIN_NAMES = ("train", "training")

@@ -22,7 +22,7 @@ from vitcli.data.sources.folders import (
 from vitcli.data.sources.wrong_layouts import no_data_set, unpacking
 from vitcli.data.split import Split
 from vitcli.errors import DataError, is_of_machine
-from vitcli.regular_files import MOST_BYTES, read_regular
+from vitcli.io.files import MOST_BYTES, read_regular
 
 
 def find_images(names: Sequence[str], *, where: str) -> Split:

@@ -14,8 +14,8 @@ from vitcli.data.decoding import MAX_PIXELS
 from vitcli.data.sources.folders import suffix_of
 from vitcli.data.split import Split
 from vitcli.errors import DataError, MachineError, reason_of
+from vitcli.io.files import open_regular
 from vitcli.output.text import first_few
-from vitcli.regular_files import open_regular
 
 VIDEO_SUFFIXES = frozenset((".mp4", ".m4v", ".mov", ".mkv", ".avi", ".webm", ".mpg", ".mpeg", ".wmv", ".3gp"))
 EVERY = 30  # about a second

@@ -16,7 +16,7 @@ from typing import Any
 from vitcli.data.columns import PATHS
 from vitcli.data.split import Split
 from vitcli.errors import DataError, MachineError, nearest
-from vitcli.regular_files import MOST_TEXT_BYTES, parse_json, read_regular
+from vitcli.io.files import MOST_TEXT_BYTES, parse_json, read_regular
 
 FILE_NAME = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
 INDEX = "index"  # column searched for by default

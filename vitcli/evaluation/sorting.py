@@ -11,8 +11,8 @@ from typing import Any
 
 from vitcli.data.sources.folders import SYSTEM_FOLDERS
 from vitcli.errors import MachineError, VitError
+from vitcli.io.files import irregularity, open_regular
 from vitcli.output.atomic import remove_debris, temporary_beside
-from vitcli.regular_files import irregularity, open_regular
 
 UNSURE = "unsure"  # the folder, and the word, for what --threshold leaves undecided
 COPY = "copy"  # in the name of a file that is not whole yet

@@ -22,9 +22,9 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, DataError, VitError
 from vitcli.export.onnx_process import OnnxProcess
+from vitcli.io.files import parse_json, read_regular
 from vitcli.output.atomic import digest_of_file, write_json
 from vitcli.output.text import Verbatim, count_of, pairs
-from vitcli.regular_files import parse_json, read_regular
 from vitcli.weights.onnx import OnnxNetwork, data_files
 
 NUM_IMAGES, MOST_SIDE, MOST_OUTPUTS = 20, 256, 100

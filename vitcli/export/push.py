@@ -18,11 +18,11 @@ from vitcli.export import hub
 from vitcli.export.export import ExportOptions
 from vitcli.export.model_card import is_classifier_run, model_card, weights_card
 from vitcli.export.usage import how_to_load, on_the_hub, replace_section
+from vitcli.io.files import irregularity, read_regular
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name, public_toml, public_values
 from vitcli.output.text import json_of, pairs
-from vitcli.regular_files import irregularity, read_regular
 from vitcli.weights import formats
 from vitcli.weights.io import Weights, read_weights
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from vitcli.errors import DataError
 from vitcli.features import classifiers, least_squares
-from vitcli.regular_files import parse_json, read_regular
+from vitcli.io.files import parse_json, read_regular
 
 SWEEP = tuple(2.0**power for power in range(-10, 20))  # l2 of the authors' older configurations
 Draws = dict[int, dict[int, np.ndarray]]

@@ -29,9 +29,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import init
 
+from vitcli.distributed.startup import not_compiled
 from vitcli.distributed.transfer import constant, to_device
 from vitcli.errors import VitError
-from vitcli.libraries import not_compiled
 from vitcli.models.init import lecun_normal_
 
 TARGETS = ("mean_color", "downsized", "pixels")

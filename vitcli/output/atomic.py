@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.errors import MachineError, VitError
+from vitcli.io.files import open_regular, parse_json, read_regular
 from vitcli.output.text import bytes_text, json_of
-from vitcli.regular_files import open_regular, parse_json, read_regular
 
 TEMPORARY = ".tmp-"  # prefix of every file and folder that is not complete yet
 DEBRIS_AGE_S = 3600.0  # after which what a killed process left half deleted or half written is deleted

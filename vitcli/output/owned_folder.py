@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from vitcli.errors import MachineError, VitError
+from vitcli.io.files import HARD_LINK, irregularity
 from vitcli.output import atomic
-from vitcli.regular_files import HARD_LINK, irregularity
 
 LOCKS = ".vit*.lock"  # of all commands
 MAX_DIFFERENCES = 4  # named in an error

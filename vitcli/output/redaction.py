@@ -5,7 +5,7 @@ import re
 from pathlib import PurePath
 from typing import Any
 
-from vitcli.credentials import PASSWORD
+from vitcli.io.credentials import PASSWORD
 
 PATHS = (".", "/", "~", "file:/")  # prefixes of local paths; all else is a name or a public address
 TOML_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')  # as `recipe.toml` writes strings: in JSON

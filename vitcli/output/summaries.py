@@ -19,8 +19,8 @@ from pydantic import (
 )
 
 from vitcli.errors import DataError
+from vitcli.io.files import read_regular
 from vitcli.output.atomic import unreadable
-from vitcli.regular_files import read_regular
 
 Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitcli.credentials import without_credentials
+from vitcli.io.credentials import without_credentials
 from vitcli.recipe import Recipe, catalog, load
 
 

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from vitcli.credentials import without_credentials
+from vitcli.io.credentials import without_credentials
 
 ONE_OF, OTHER = "<or> ", "<other>"  # the branches of `either`; they appear in pydantic's paths, in no file
 # Keys on which no accuracy depends: how fast a run is, when it gives up and what it says besides.

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vitcli.io.files import read_regular
 from vitcli.recipe.schema import KEYS, Recipe, Section, is_text, table_in
-from vitcli.regular_files import read_regular
 
 MOST_BYTES = 2**20  # of a file
 MOST_DOTS = 100  # in a line: tomllib takes memory by the square of the parts of a key

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.errors import DataError, VitError
+from vitcli.io.files import read_regular
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, read_jsonl
 from vitcli.output.summaries import (
@@ -25,7 +26,6 @@ from vitcli.output.summaries import (
     read,
 )
 from vitcli.recipe.sweep import is_listed
-from vitcli.regular_files import read_regular
 from vitcli.report.grouping import UNKNOWN_IMAGES, ImageSet
 from vitcli.report.scan import ARMS, EVALUATION, FOLDS, REPEATS, RunLocation, command_of, find, read_recipe
 

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vitcli import libraries
 from vitcli.data import loader, seen_images
 from vitcli.data.loader import Batch
 from vitcli.data.sampler import TrainSampler
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.data.transforms import train_transform_of
-from vitcli.distributed import fsdp, launch, peers
+from vitcli.distributed import fsdp, launch, peers, startup
 from vitcli.distributed.runtime import Runtime, peak_memory_gib
 from vitcli.errors import MachineError, NotFiniteError, Stopped
 from vitcli.evaluation.metrics import Metrics
@@ -372,7 +371,7 @@ class TrainingRun:
             left = plan.total_steps - state.step
             profiler = StepProfiler(parts=plan.accumulation_steps, total_steps=left)
             batches, objective = profiler.watch(batches), marked(objective)
-        libraries.keep_freed_memory()  # the activations' of a step, for the next one
+        startup.keep_freed_memory()  # the activations' of a step, for the next one
         train(
             state,
             loop_settings(job, until),
@@ -383,7 +382,7 @@ class TrainingRun:
             folder=self.folder,
             progress=self.job.progress,
         )
-        libraries.release_freed_memory()  # before evaluation and figures take theirs
+        startup.release_freed_memory()  # before evaluation and figures take theirs
         if profiler:
             lines = profiler.lines(precision=self.runtime.precision, folder=self.path)
             self.job.progress.note("\n".join(lines))

@@ -25,7 +25,7 @@ from filelock import FileLock
 
 from vitcli import __version__
 from vitcli.errors import MachineError, VitError, WeightsError, reason_of
-from vitcli.http_answers import watch_hub
+from vitcli.io.http import watch_hub
 from vitcli.output import user_cache
 from vitcli.output.atomic import digest_of_file, load_json, sync
 from vitcli.output.progress import Progress

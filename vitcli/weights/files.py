@@ -22,9 +22,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from vitcli.errors import MachineError, VitError, WeightsError, is_out_of_memory, reason_of
+from vitcli.io.files import open_regular, parse_json
 from vitcli.output.atomic import load_json
 from vitcli.output.text import first_few
-from vitcli.regular_files import open_regular, parse_json
 from vitcli.weights import adapters
 from vitcli.weights.download import shard_names
 from vitcli.weights.huggingface import from_huggingface, is_huggingface

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from vitcli import libraries
-from vitcli.credentials import with_credentials
+from vitcli.distributed import startup
 from vitcli.errors import WeightsError, nearest, nearest_path
+from vitcli.io.credentials import with_credentials
 from vitcli.models.variants import VARIANTS, Variant, find_variant, variant_of_timm
 from vitcli.output.run_folder import ARMS, DRAWS, RECIPE, SUMMARY, checkpoint_folders
 from vitcli.output.text import first_few
@@ -286,7 +286,7 @@ def tags_of(variant: Variant) -> dict[str, str]:
 
 def tags_by_network() -> dict[str, list[str]]:
     """Return the tags of timm's weights by timm's name of the network."""
-    libraries.load()
+    startup.load()
     import timm
 
     tags = defaultdict(list)
@@ -298,7 +298,7 @@ def tags_by_network() -> dict[str, list[str]]:
 
 def _in_timm(ckpt: str) -> Reference:
     """Return the weights of timm/NAME.TAG, NAME.TAG, or NAME with timm's default tag."""
-    libraries.load()
+    startup.load()
     import timm
 
     given, _, revision = ckpt.removeprefix("timm/").partition("@")
@@ -328,7 +328,7 @@ def _in_timm(ckpt: str) -> Reference:
 
 def suggest(name: str) -> str:
     """Return `, did you mean timm/NAME.TAG?` for a mistyped name of timm's weights, or nothing."""
-    libraries.load()
+    startup.load()
     import timm
 
     network, _, tag = name.removeprefix("timm/").partition(".")
@@ -343,7 +343,7 @@ def suggest(name: str) -> str:
 
 
 def _unknown_in_timm(ckpt: str, network: str, tag: str) -> WeightsError:
-    libraries.load()
+    startup.load()
     import timm
 
     if tags := tags_by_network().get(network):

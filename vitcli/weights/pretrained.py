@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitcli import libraries
+from vitcli.distributed import startup
 from vitcli.errors import VitError, nearest
 from vitcli.models.variants import find_variant, matches, variant_of_timm
 from vitcli.output.document import simple_table
@@ -202,7 +202,7 @@ def _of_registry(params: dict[str, int | None], *, most_counted: int = MOST_COUN
         params: parameters of networks that are known already.
         most_counted: networks to count otherwise; where there are more, none is.
     """
-    libraries.load()
+    startup.load()
     import timm
 
     configs = {

@@ -11,7 +11,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from vitcli.credentials import without_credentials
 from vitcli.data.checks import classes, findings, sizes
 from vitcli.data.checks.near_duplicates import (
     DuplicatePairs,
@@ -23,6 +22,7 @@ from vitcli.data.checks.near_duplicates import (
 )
 from vitcli.data.parts.image_hashes import hash_images
 from vitcli.data.sources.folders import union
+from vitcli.io.credentials import without_credentials
 from vitcli.output.atomic import check_out, replace_file
 from vitcli.output.progress import Progress
 from vitcli.recipe.reading import reading_words

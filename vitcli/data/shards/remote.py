@@ -18,10 +18,10 @@ from typing import BinaryIO, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from vitcli.data.shards import http_client
 from vitcli.data.shards.kept_blocks import kept_block
 from vitcli.errors import DataError, MachineError, VitError, is_of_machine, reason_of
-from vitcli.http_answers import ETAG, MODIFIED
+from vitcli.io import http
+from vitcli.io.http import ETAG, MODIFIED
 
 WAITS_S = (0.5, 2.0, 8.0)  # before each retry of a remote read
 THREADS = 16  # shards inspected side by side
@@ -75,7 +75,7 @@ class ShardFile:
         """
 
         def request() -> bytes:
-            how = http_client.request_options(self.url, self.stamp)
+            how = http.request_options(self.url, self.stamp)
             data = self.fs.cat_file(self.path, first, last, **how)
             if len(data) != last - first:
                 raise OSError(f"got {len(data)} bytes instead of {last - first}")
@@ -237,7 +237,7 @@ def locate(url: str) -> ShardFile:
 def file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return the file system of a URL, and its path there."""
     try:
-        return fsspec.core.url_to_fs(url, **http_client.options(url))
+        return fsspec.core.url_to_fs(url, **http.file_system_options(url))
     except (ImportError, ValueError) as error:
         raise DataError(
             f"{shown(url)} cannot be opened: {_reason(error)}",
@@ -325,7 +325,7 @@ def _reason(error: BaseException) -> str:
         return "it does not exist"
     if _status(error) in REFUSALS:  # the Hub's client explains these, if at all, some lines later
         return f"its server refuses it with status {_status(error)}"
-    words = http_client.in_words(error) or reason_of(error)
+    words = http.failure_in_words(error) or reason_of(error)
     return re.sub(r"(?<=://)[^/@\s]*@|(?<=\w)\?\S+", "", words)[:160]
 
 

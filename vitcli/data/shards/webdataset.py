@@ -25,9 +25,9 @@ from vitcli.data.decoding import IMAGE_SUFFIXES
 from vitcli.data.shards.paths import compressed
 from vitcli.data.shards.remote import Columns, Contents, RowOf, ShardFile, file_name, unreadable
 from vitcli.errors import DataError, MachineError, VitError, is_of_machine
+from vitcli.io.files import MOST_TEXT_BYTES, parse_json
 from vitcli.output import user_cache
 from vitcli.output.atomic import replace_file
-from vitcli.regular_files import MOST_TEXT_BYTES, parse_json
 
 LABEL_FIELDS = ("label", "cls", "class")
 MAX_LABEL_BYTES = 2**20  # of a .cls or .json member

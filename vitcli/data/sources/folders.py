@@ -15,9 +15,9 @@ from typing import Any
 
 from vitcli.data.decoding import BEGINNINGS, HEIC_ADVICE, IMAGE_SUFFIXES, PHOTOGRAPH_SUFFIXES
 from vitcli.errors import DataError
+from vitcli.io.files import open_regular
 from vitcli.output import run_folder
 from vitcli.output.text import count_of, first_few, plain
-from vitcli.regular_files import open_regular
 
 SYSTEM_FOLDERS = frozenset(
     ("__macosx", "@eadir", "lost+found", "$recycle.bin", "#recycle", "#snapshot", "system volume information")

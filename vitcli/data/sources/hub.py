@@ -9,7 +9,7 @@ from datasets import config as datasets_config
 
 from vitcli.data.sources.tables import Tables
 from vitcli.errors import DataError, nearest_path, reason_of
-from vitcli.http_answers import watch_hub
+from vitcli.io.http import watch_hub
 
 
 def open_hub(hub_id: str, *, config: str | None, revision: str | None) -> Tables:

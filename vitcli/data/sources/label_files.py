@@ -42,8 +42,8 @@ from vitcli.data.sources.label_values import (
 )
 from vitcli.data.sources.tables import SPLIT_WORDS, Tables, split_of, table_of
 from vitcli.errors import DataError, nearest, reason_of
+from vitcli.io.files import parse_json, read_regular
 from vitcli.output.text import count_of, first_few, is_text
-from vitcli.regular_files import parse_json, read_regular
 
 if TYPE_CHECKING:
     import datasets  # which takes time to load, and the names in this file are needed without it

@@ -23,8 +23,8 @@ from vitcli.data.sources.folders import BESIDE, NOTHING, LeftOut, left_out_of, l
 from vitcli.data.sources.tables import Tables, open_without_labels, split_of
 from vitcli.data.sources.wrong_layouts import no_data_set, not_a_data_set
 from vitcli.errors import DataError, reason_of
+from vitcli.io.files import open_regular
 from vitcli.output.atomic import load_json
-from vitcli.regular_files import open_regular
 
 BUILDERS = {".parquet": "parquet", ".arrow": "arrow"}
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from vitcli.data.seen_images import SeenImages
 from vitcli.errors import VitError, WeightsError
+from vitcli.io.files import open_regular
 from vitcli.models.architecture import Architecture
 from vitcli.models.layered_head import can_read_layers, with_layered_head
 from vitcli.output import run_folder
@@ -19,7 +20,6 @@ from vitcli.output.summaries import TrainingSummary, read
 from vitcli.output.text import first_few
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Model
-from vitcli.regular_files import open_regular
 from vitcli.weights.average import START
 from vitcli.weights.files import checksum_of
 from vitcli.weights.io import Weights, read_weights

@@ -10,8 +10,8 @@ from tests.data.shards.test_faulty_servers import contents, web  # noqa: F401, f
 from tests.training.test_finetune import SMALL
 from vitcli import recipe
 from vitcli.cli import exit_codes
-from vitcli.credentials import hide_credentials, with_credentials, without_credentials
 from vitcli.errors import VitError
+from vitcli.io.credentials import hide_credentials, with_credentials, without_credentials
 from vitcli.output import run_folder
 from vitcli.recipe.request import RecipeRequest
 from vitcli.recipe.toml import to_toml

@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from vitcli.regular_files import MOST_BYTES, MOST_VALUES, open_regular, parse_json, read_regular
+from vitcli.io.files import MOST_BYTES, MOST_VALUES, open_regular, parse_json, read_regular
 
 
 @pytest.fixture(params=["pipe", "endless", "folder", "huge", "itself", "nothing"])

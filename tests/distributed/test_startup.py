@@ -73,7 +73,7 @@ def test_memory_that_was_freed_is_used_again():
     """A page is a fault the first time that it is written, be it one of 4 KiB or of 2 MiB."""
     code = """
 import resource, numpy
-from vitcli.libraries import keep_freed_memory
+from vitcli.distributed.startup import keep_freed_memory
 keep_freed_memory()
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -93,8 +93,8 @@ print(first, second)
 def test_a_stand_in_gives_way_to_the_compiler_as_soon_as_anything_else_is_asked_of_it(first):
     code = f"""
 import importlib, sys, torch
-from vitcli import libraries
-with libraries._deferred_compiler():
+from vitcli.distributed import startup
+with startup._deferred_compiler():
     assert sys.modules["torch._dynamo"].__spec__.loader is None and not hasattr(torch._dynamo, "__file__")
     module = importlib.import_module({first!r})
     assert module.__file__ and torch._dynamo.__file__ and torch._dynamo.utils.__file__
