@@ -27,7 +27,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -38,12 +38,12 @@ import torch
 from vitcli.data.transforms import preprocessing_of
 from vitcli.evaluation.setup import RunSettings, read_checkpoint
 from vitcli.evaluation.statistics import mcnemar
-from vitcli.features import left_out
+from vitcli.features import compare_backbones
+from vitcli.features.compare_backbones import LeftOutProblem, LeftOutScore
 from vitcli.features.extract import open_extractor
 from vitcli.features.fewshot import open_splits
 from vitcli.features.layers import Combination, LayerFeatures, combinations, extract_layers
 from vitcli.features.least_squares import draw_shots
-from vitcli.features.left_out import LeftOutProblem, LeftOutScore
 from vitcli.models.blocks import TOKEN, LayerLayout, layout_of
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import write_weights
@@ -70,11 +70,6 @@ class Task:
     def layout(self) -> LayerLayout:
         return self.splits[0].layout
 
-    @cached_property
-    def tokens_NTD(self) -> np.ndarray:
-        assert all(split.has_tokens_N.all() for split in self.splits), "tokens of all rows are kept"
-        return np.concatenate([split.read_tokens() for split in self.splits])
-
     @cache  # noqa: B019, a task lives as long as the process
     def features_ND(self, combination: Combination) -> np.ndarray:
         return np.concatenate([split.read(combination) for split in self.splits])
@@ -87,15 +82,8 @@ class Rows:
     task: Task
     rows: np.ndarray
 
-    @property
-    def has_tokens_N(self) -> np.ndarray:
-        return np.ones(len(self.rows), dtype=bool)
-
     def read(self, combination: Combination) -> np.ndarray:
         return self.task.features_ND(combination)[self.rows]
-
-    def read_tokens(self) -> np.ndarray:
-        return self.task.tokens_NTD[self.rows]
 
     @property
     def labels(self) -> np.ndarray:
@@ -108,13 +96,13 @@ class Rows:
     def scores(self) -> tuple[list[LeftOutScore], LeftOutScore, LeftOutScore]:
         """Score all combinations; return all, the best, and the class token of the last layer."""
         problem, layout = self.problem, self.task.layout
-        scores = [left_out.score(self, each, problem, ckpt=0) for each in combinations(layout)]
+        scores = [compare_backbones.score_of(self, each, problem, ckpt=0) for each in combinations(layout)]
         last_token = Combination(TOKEN, layout.layers[-1:])
         last = next(score for score in scores if score.combination == last_token)
-        return scores, left_out.best_of(scores), last
+        return scores, compare_backbones.best_of(scores), last
 
     def hits_on(self, score: LeftOutScore, others: "Rows") -> np.ndarray:
-        return left_out.hits_on(score, self, self.problem, others, others.labels)
+        return compare_backbones.hits_on(score, self, self.problem, others, others.labels)
 
 
 def open_task(name: str, args: argparse.Namespace) -> Task:
@@ -153,7 +141,7 @@ def _layers(task: Task) -> dict:
     chosen_T, last_T = hits[name_of(best)], hits[name_of(last)]
     most = max(hits, key=lambda name: hits[name].sum())
     return {
-        "chosen": name_of(best), "l2": best.l2, "images": num_train, "tests": len(last_T),
+        "chosen": name_of(best), "l2": [best.l2], "images": num_train, "tests": len(last_T),
         "left_out": best.accuracy, "test": chosen_T.mean(),
         "last_left_out": last.accuracy, "last_test": last_T.mean(),
         "p": mcnemar(int((chosen_T & ~last_T).sum()), int((last_T & ~chosen_T).sum())),

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
+from vitcli.features.label_errors import STRENGTHS, find_suspects
 from vitcli.features.least_squares import choose_l2, left_out_scores, solve
-from vitcli.features.suspects import STRENGTHS, find_suspects
 
 STRENGTHS_C = (0.001, 0.01, 0.1, 1.0)  # 1 is scikit-learn's default
 

@@ -38,7 +38,7 @@ OF_PARTS = {
             "lambda: self.groups_N)",
         ),
     },
-    ("vitcli/features/suspects.py", "tests/features/test_suspects.py"): {
+    ("vitcli/features/label_errors.py", "tests/features/test_suspects.py"): {
         "copies vouch for a label": ('"groups_N": groups_N}', '"groups_N": None}'),
     },
     ("vitcli/features/draws.py", "tests/features/test_draws.py"): {

@@ -47,7 +47,7 @@ OF_SCORES = {
             "packed is not None and",
         ),
     },
-    ("vitcli/features/suspects.py", "tests/features/test_suspects.py"): {
+    ("vitcli/features/label_errors.py", "tests/features/test_suspects.py"): {
         "a class of few images is taken at its word": ("PRIOR = 50.0", "PRIOR = 5.0"),
         "classes without images have a say": (
             "other = means_KK[has_rows_K][~is_own_KK[has_rows_K]].mean()",
@@ -74,8 +74,8 @@ OF_SCORES = {
         "draws of a curve vary too little": ("np.var(point.errors, ddof=1)", "np.var(point.errors)"),
     },
     (
-        "vitcli/features/left_out.py",
-        "tests/features/test_choose.py::test_of_equal_accuracies_the_earliest_layer_and_then_the_fewest_features_are_best",
+        "vitcli/features/compare_backbones.py",
+        "tests/features/test_compare_backbones.py::test_of_equal_accuracies_the_earliest_layer_and_then_the_fewest_features_are_best",
     ): {
         "the deepest of equal layers is best": (
             "(-s.accuracy, s.combination.depth, s.num_features)",
@@ -116,7 +116,7 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/features/suspects.py",
+        "vitcli/features/label_errors.py",
         "tests/features/test_suspects.py::test_features_that_know_fewer_than_four_in_five_images_name_no_label",
     ): {
         "features that know no class name labels": ("if top1 >= LEAST_KNOWN else 0", "if top1 > 0 else 0"),
@@ -203,7 +203,7 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/features/wrong_labels.py",
+        "vitcli/features/label_errors.py",
         "tests/features/test_wrong_labels.py::test_unreadable_files_and_copies_are_named_beside_the_suspects",
     ): {
         "unreadable images are the only ones of their class": (
@@ -238,8 +238,8 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/features/left_out.py",
-        "tests/features/test_choose.py::test_of_strengths_that_have_all_rows_right_the_largest_is_chosen",
+        "vitcli/features/compare_backbones.py",
+        "tests/features/test_compare_backbones.py::test_of_strengths_that_have_all_rows_right_the_largest_is_chosen",
     ): {
         "the smallest of equally good l2 is chosen": (
             "(hits_NL[:, i].sum(), solution.l2[i])",
@@ -247,30 +247,12 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/features/left_out.py",
-        "tests/features/test_choose.py::test_rows_without_tokens_are_not_scored_and_the_others_by_queries_of_the_other_half",
-    ): {
-        "queries are scored by the images that taught them": (
-            "left_out(queries.pool(tokens_MTD), of_tokens, half_M != half)",
-            "left_out(queries.pool(tokens_MTD), of_tokens, half_M == half)",
-        ),
-    },
-    (
         "vitcli/features/layers.py",
-        "tests/features/test_choose.py::test_rows_are_drawn_once_each_and_in_ascending_order",
+        "tests/features/test_compare_backbones.py::test_rows_are_drawn_once_each_and_in_ascending_order",
     ): {
         "an image is drawn twice": (
             "return np.sort(np.random.default_rng(SEED).choice(num_rows, most, replace=False))",
             "return np.random.default_rng(SEED).choice(num_rows, most, replace=True)",
-        ),
-    },
-    (
-        "vitcli/features/attentive.py",
-        "tests/features/test_choose.py::test_tokens_are_standardised_by_those_that_queries_are_learnt_from",
-    ): {
-        "tokens are divided by their size and not their deviation": (
-            "np.sqrt(np.maximum(sums_2D[1] / count - mean_D**2, 0)) + STD_ADDED",
-            "np.sqrt(np.maximum(sums_2D[1] / count, 0)) + STD_ADDED",
         ),
     },
     (
@@ -307,7 +289,7 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/features/suspects.py",
+        "vitcli/features/label_errors.py",
         "tests/features/test_suspects.py::test_a_label_is_named_below_five_percent_by_features_that_know_the_classes",
     ): {
         "labels of 10 % are suspicious": ("NAMED_BELOW = 0.05", "NAMED_BELOW = 0.1"),
@@ -367,32 +349,19 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/features/left_out.py",
-        "tests/features/test_choose.py::test_a_choice_is_scored_on_tests_by_a_fit_to_all_rows_with_its_own_strength",
+        "vitcli/features/compare_backbones.py",
+        "tests/features/test_compare_backbones.py::test_a_choice_is_scored_on_tests_by_a_fit_to_all_rows_with_its_own_strength",
     ): {
-        "labels of tests are those of the first ones": (
-            "labels_T = labels_T[tests.has_tokens_N]",
-            "labels_T = labels_T[: int(tests.has_tokens_N.sum())]",
-        ),
         "a choice is scored with another l2": (
-            "replace(problem, strengths=chosen.l2[:1])",
+            "replace(problem, strengths=(chosen.l2,))",
             "replace(problem, strengths=(1.0,))",
         ),
     },
     (
         "vitcli/features/layers.py",
-        "tests/features/test_choose.py::test_layers_are_fused_from_the_last_down_until_there_are_few_enough_features",
+        "tests/features/test_compare_backbones.py::test_layers_are_fused_from_the_last_down_until_there_are_few_enough_features",
     ): {
         "the last layer alone is fused": ("MOST_FUSED = 6144", "MOST_FUSED = 600"),
-    },
-    (
-        "vitcli/features/attentive.py",
-        "tests/features/test_choose.py::test_a_large_group_counts_as_many_rows_as_it_has",
-    ): {
-        "a large group counts as one row": (
-            "in_half[half_of[group], label] += sizes[group]",
-            "in_half[half_of[group], label] += 1",
-        ),
     },
     (
         "vitcli/evaluation/inference.py",
@@ -500,8 +469,8 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/features/left_out.py",
-        "tests/features/test_choose.py::test_a_layer_that_loses_five_images_alone_is_a_tie_and_one_that_loses_six_is_none",
+        "vitcli/features/compare_backbones.py",
+        "tests/features/test_compare_backbones.py::test_a_layer_that_loses_five_images_alone_is_a_tie_and_one_that_loses_six_is_none",
     ): {
         "a layer that is worse at 5 % is a tie": ("LEVEL = 0.05", "LEVEL = 0.01"),
     },
@@ -573,8 +542,8 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/features/choose.py",
-        "tests/features/test_choose.py::test_the_advice_is_the_shallowest_tie_of_the_best_checkpoint_and_how_much_faster_it_is",
+        "vitcli/features/compare_backbones.py",
+        "tests/features/test_compare_backbones.py::test_the_advice_is_the_shallowest_tie_of_the_best_checkpoint_and_how_much_faster_it_is",
     ): {
         "a shallow layer is so many times slower": (
             "_rate(backbone, first.combination) / backbone.speed.images_per_s[0]",

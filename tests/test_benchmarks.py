@@ -128,7 +128,6 @@ def test_runs_are_compared_step_by_step_and_summaries_to_the_last_digit(tmp_path
 def test_a_choice_is_measured_once_and_on_images_that_it_has_not_seen(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     choose = loaded("choose")
-    monkeypatch.setattr(choose.left_out.attentive, "EPOCHS", 1)
     monkeypatch.setattr(choose, "TASKS", {photos.name: ({}, (3,))})
     words = ["--data", str(photos.parent), "--ckpt", "demo", "--out", str(tmp_path / "out"), "--draws", "2"]
 

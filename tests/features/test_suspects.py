@@ -10,9 +10,9 @@ from scipy.special import logsumexp
 
 from tests.conftest import REPOSITORY, run
 from vitcli.errors import DataError
-from vitcli.features import suspects
+from vitcli.features import label_errors
+from vitcli.features.label_errors import find_suspects, log_probabilities, nearest_rows
 from vitcli.features.least_squares import BIAS, left_out_scores, solve
-from vitcli.features.suspects import find_suspects, log_probabilities, nearest_rows
 
 PRIOR = 50.0  # images that the ideal mean of a class counts as, for one that has few
 
@@ -124,7 +124,7 @@ def test_planted_labels_are_the_first_and_clean_ones_are_not_named(num_planted):
 
 @pytest.mark.parametrize("block", [1, 50, 2**24])
 def test_neighbours_are_those_of_a_loop(monkeypatch, block):
-    monkeypatch.setattr(suspects, "MOST_SIMILARITIES", block)
+    monkeypatch.setattr(label_errors, "MOST_SIMILARITIES", block)
     features_ND = np.random.default_rng(4).normal(0, 1, (30, 5)).astype(np.float32)
     unit_ND = features_ND.astype(float) / np.linalg.norm(features_ND.astype(float), axis=1)[:, None]
     rows = [7, 0, 29]
@@ -215,7 +215,7 @@ def test_features_that_know_fewer_than_four_in_five_images_name_no_label(top1, n
     labels_N = np.arange(60) % 3
     labels_N[7] = 2  # it looks like all of class 1
 
-    judged = suspects.by_left_out_scores(np.arange(60), scores_NK, labels_N, l2=1.0, top1=top1)
+    judged = label_errors.by_left_out_scores(np.arange(60), scores_NK, labels_N, l2=1.0, top1=top1)
     assert (judged.rows_N[0], judged.other_N[0], judged.num_named) == (7, 1, named)
 
 
@@ -224,7 +224,7 @@ def test_a_label_is_named_below_five_percent_by_features_that_know_the_classes(t
     labels_N = np.arange(200) % 2
     scores_NK = np.random.default_rng(0).normal(size=(200, 2)) + 1.5 * np.eye(2)[labels_N]
 
-    found = suspects.by_left_out_scores(np.arange(200), scores_NK, labels_N, l2=1.0, top1=top1)
+    found = label_errors.by_left_out_scores(np.arange(200), scores_NK, labels_N, l2=1.0, top1=top1)
 
     assert found.num_named == (found.label_N < 0.05).sum() * are_named
     assert ((found.label_N >= 0.05) & (found.label_N < 0.1)).any() and found.label_N[0] < 0.05

@@ -88,8 +88,8 @@ def test_other_features_are_those_of_the_ordinary_network(plain, layered):
             truth = features.outputs(plain, IMAGES, layer=same, with_logits=False)
             assert torch.equal(ours[:, :-CLASSES], truth)
             assert torch.equal(ours[:, -CLASSES:], layered(IMAGES))
-        of_layers = blocks.read_layers(layered, IMAGES, layout, with_tokens=True)
-        assert torch.equal(of_layers, blocks.read_layers(plain, IMAGES, layout, with_tokens=True))
+        of_layers = blocks.read_layers(layered, IMAGES, layout)
+        assert torch.equal(of_layers, blocks.read_layers(plain, IMAGES, layout))
     head = blocks.layout_of(layered, SIZE, "all", ckpt="layered").parts[-1]
     assert head == ("head", 3, 4 * WIDTH)
 

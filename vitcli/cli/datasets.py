@@ -103,7 +103,7 @@ def datasets_check(
     how = check.CheckOptions(distance, None if labels else out, overwrite, inference.workers, printing.quiet)
     if labels:
         launch(None, inference.device)
-        from vitcli.features.wrong_labels import check_with_labels
+        from vitcli.features.label_errors import check_with_labels
 
         result = check_with_labels(a, b, request, inference.settings(printing, out, overwrite), how)
     else:

@@ -84,10 +84,11 @@ def fewshot(
     launch(num_processes, inference.device)
     settings = inference.settings(printing, out, overwrite, verbose=verbose)
     if is_comparison:
-        from vitcli.features import choose, choose_text
+        from vitcli.features.compare_backbones import compare_backbones
+        from vitcli.features.compare_backbones_text import as_text
 
-        result = choose.choose(requests, settings, layers=which_layers)
-        return printing.show(result, partial(choose_text.as_text, verbose=verbose))
+        result = compare_backbones(requests, settings, layers=which_layers)
+        return printing.show(result, partial(as_text, verbose=verbose))
     from vitcli.features.fewshot import as_text, fewshot
 
     result = fewshot(requests[0], settings, draws_file=draws, arguments=given_arguments)

@@ -45,7 +45,6 @@ class FeatureExtractor:
         preprocessing_from: the origin of the preprocessing, in words.
         shown_notes: notes about the cache, so that each is shown once.
         layout: what is read of each layer, in place of eval.layer; None for that one.
-        with_tokens: all tokens of the last layer, too.
         images: keeps decoded images for other networks of the command.
     """
 
@@ -58,7 +57,6 @@ class FeatureExtractor:
     settings: EvalSettings
     shown_notes: set[str] = field(default_factory=set)
     layout: LayerLayout | None = None
-    with_tokens: bool = False
     images: ImageCache | None = None
 
     @cached_property
@@ -69,7 +67,7 @@ class FeatureExtractor:
         """Return the function of images to outputs (B, O)."""
         if self.layout is not None:
             assert not with_logits, "layers are read without logits"
-            return partial(read_layers, self.model, layout=self.layout, with_tokens=self.with_tokens)
+            return partial(read_layers, self.model, layout=self.layout)
         layer = self.recipe.eval.layer
         return partial(features.outputs, self.model, layer=layer, with_logits=with_logits)
 
@@ -83,7 +81,7 @@ class FeatureExtractor:
             "architecture": self.arch.as_dict(),
             "posemb_resample": method_for(self.arch, recipe.model.posemb_resample),
             "preprocessing": self.preprocessing.as_dict(),
-            "layer": recipe.eval.layer if layout is None else [layout.layers, layout.parts, self.with_tokens],
+            "layer": recipe.eval.layer if layout is None else [layout.layers, layout.parts],
             "logits": with_logits,
             "precision": self.settings.precision,
             "device": self.settings.device.type,

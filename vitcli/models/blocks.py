@@ -28,17 +28,15 @@ class LayerLayout:
         num_layers: blocks of the network; 0 where its layers cannot be read.
         layers: the blocks that are read, from 1, ascending.
         parts: (pooling, layer, number of values) in their order; the input of the head is of the last layer.
-        tokens: (T, D) of the last layer, whose values end a row that has them; (0, 0) for none.
     """
 
     num_layers: int
     layers: tuple[int, ...]
     parts: tuple[tuple[str, int, int], ...]
-    tokens: tuple[int, int]
 
     @property
     def width(self) -> int:
-        """Return O, without the tokens."""
+        """Return O."""
         return sum(size for _, _, size in self.parts)
 
     @property
@@ -95,7 +93,7 @@ def layout_of(
                 where=f"--layers, --ckpt {ckpt}",
                 fix="take --layers last for it: the input of its head",
             )
-        return LayerLayout(0, (0,), ((HEAD, 0, _width_of_head(model, image_size)),), (0, 0))
+        return LayerLayout(0, (0,), ((HEAD, 0, _width_of_head(model, image_size)),))
     chosen = {"all": range(1, count + 1), "last": (count,)}.get(layers, layers)
     if max(chosen) > count:
         raise VitError(
@@ -113,14 +111,14 @@ def _layout_of_blocks(
         encoded = model.forward_features(_noise(model, image_size))
         of_head = features_at(model, encoded, "pre_logits")
     encoded = tokens_of(model, encoded)
-    num_tokens, width = encoded.shape[1:]
+    width = encoded.shape[2]
     names = [TOKEN] * has_token(model) + [MEAN]
     parts = [(name, layer, width) for layer in layers for name in names]
     # A head that reads the class token, or the mean, as it is adds nothing.
     pooled = (encoded[:, 0], encoded[:, getattr(model, "num_prefix_tokens", 0) :].mean(dim=1))
     if count in layers and not any(torch.equal(of_head, read_BD) for read_BD in pooled):
         parts.append((HEAD, count, of_head.shape[1]))
-    return LayerLayout(count, layers, tuple(parts), (num_tokens, width) if count in layers else (0, 0))
+    return LayerLayout(count, layers, tuple(parts))
 
 
 def has_token(model: nn.Module) -> bool:
@@ -128,10 +126,8 @@ def has_token(model: nn.Module) -> bool:
     return getattr(model, "cls_token", None) is not None
 
 
-def read_layers(
-    model: nn.Module, images_BCHW: Tensor, layout: LayerLayout, *, with_tokens: bool = False
-) -> Tensor:
-    """Return the row (B, O) of each image, and the tokens of the last layer (T * D) behind it."""
+def read_layers(model: nn.Module, images_BCHW: Tensor, layout: LayerLayout) -> Tensor:
+    """Return the row (B, O) of each image."""
     if not layout.num_layers:
         return features_at(model, model.forward_features(images_BCHW), "pre_logits")
     last, first = layout.num_layers, getattr(model, "num_prefix_tokens", 0)
@@ -148,8 +144,6 @@ def read_layers(
     encoded = tokens_of(model, encoded)
     pool(last, encoded)
     columns = [read[name, layer] for name, layer, _ in layout.parts]
-    if with_tokens:
-        columns.append(encoded.flatten(1))
     return torch.cat([column.float() for column in columns], dim=1)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from vitcli.evaluation.findings import FOLDS_OPTION, NUM_FOLDS
 from vitcli.evaluation.statistics import interval_of
-from vitcli.features.suspects import LEAST_KNOWN
+from vitcli.features.label_errors import LEAST_KNOWN
 from vitcli.output.document import simple_table
 from vitcli.output.text import (
     MANY_CLASSES,

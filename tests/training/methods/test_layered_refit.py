@@ -19,7 +19,7 @@ from tests.training.test_finetune import TRICKY, fingerprint, when_logged
 from vitcli import load_model
 from vitcli import recipe as recipes
 from vitcli.errors import VitError, WeightsError
-from vitcli.features.suspects import LEAST_KNOWN
+from vitcli.features.label_errors import LEAST_KNOWN
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.training.methods import refit
 from vitcli.training.methods.probe_head import ClosedFormHead

@@ -26,8 +26,8 @@ from vitcli.evaluation import inference
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.mistakes import places_of
 from vitcli.features.feature_store import digest_of
+from vitcli.features.label_errors import LEAST_KNOWN, by_left_out_scores
 from vitcli.features.least_squares import has_others
-from vitcli.features.suspects import LEAST_KNOWN, by_left_out_scores
 from vitcli.models import features
 from vitcli.models.build import last_layers
 from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
@@ -226,7 +226,7 @@ def features_of(
 def labels_to_check(head: ClosedFormHead, rows: LabelledFeatures, split: Split) -> dict[str, Any] | None:
     """Return the labels that the left-out scores of a fitted head contradict; None where it knows too little.
 
-    That is where the head has no such scores, does not know the classes, see `suspects.LEAST_KNOWN`, or has
+    That is where the head has no such scores, does not know the classes (`label_errors.LEAST_KNOWN`), or has
     more than MOST_CLASSES.
     """
     if head.left_out is None or not 1 < split.num_classes <= MOST_CLASSES:

@@ -8,13 +8,13 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-from vitcli.features.layers import ATTENTIVE, FUSED
+from vitcli.features.layers import FUSED
 from vitcli.output import text
 from vitcli.output.document import simple_table
 from vitcli.output.plots import COLORS, STYLE, percent_limits
 
 MOST_GRIDS = 3  # checkpoints whose layers are all shown in a terminal
-POOLINGS = ("token", "mean", "both", "head", ATTENTIVE)
+POOLINGS = ("token", "mean", "both", "head")
 
 
 def as_text(result: Mapping[str, Any], *, verbose: bool = False) -> str:
@@ -120,8 +120,6 @@ def _facts(result: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[st
         ("left out", f"{text.count_of(count, 'image')} of {result['train_split']}, {left_out}; l2 {l2}"),
         ("marks", "* the best, = a tie with it: McNemar's test on the same images, p of 0.05 or more"),
     ]
-    if any(entry["pooling"] == ATTENTIVE for entry in result["candidates"]):
-        rows.append(("attentive", _attentive_text(result)))
     if any(entry["pooling"] == FUSED for entry in result["candidates"]):
         fused = [entry for entry in result["candidates"] if entry["pooling"] == FUSED]
         accuracies = ", ".join(
@@ -150,14 +148,6 @@ def _of_choice(result: Mapping[str, Any], names: Mapping[str, str]) -> list[tupl
         accuracy = text.accuracy_text(test["top1"], test["interval"], test["num_examples"])
         rows.append(("test", f"{accuracy} of {test['split']}, not used for the choice"))
     return rows
-
-
-def _attentive_text(result: Mapping[str, Any]) -> str:
-    found = next(entry for entry in result["candidates"] if entry["pooling"] == ATTENTIVE)
-    what = "queries learnt on half of the images score the other half"
-    if found["num_scored"] < result["num_scored"]:
-        what += f"; of {found['num_scored']:,} images, drawn at random"
-    return what
 
 
 def _advice_text(advice: Mapping[str, Any]) -> str:

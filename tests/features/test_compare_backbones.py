@@ -14,10 +14,10 @@ from tests.conftest import run, vit
 from vitcli.api import load_model
 from vitcli.data import loader
 from vitcli.evaluation.statistics import mcnemar
-from vitcli.features import attentive, choose, choose_text, feature_store, layers, left_out
+from vitcli.features import compare_backbones, compare_backbones_text, feature_store, layers
+from vitcli.features.compare_backbones import LeftOutProblem, LeftOutScore, Speed
 from vitcli.features.layers import Combination
 from vitcli.features.least_squares import left_out_scores, solve
-from vitcli.features.left_out import LeftOutProblem, LeftOutScore
 from vitcli.models import blocks
 
 WORDS = ("fewshot", "--json", "-q", "--ckpt", "demo")
@@ -27,15 +27,16 @@ DEMO = Path(vitcli.__file__).parent / "demo_weights"
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(choose, "measure_speed", lambda extractor: speed_of(extractor.layout.num_layers))
-    monkeypatch.setattr(attentive, "EPOCHS", 2)
+    monkeypatch.setattr(
+        compare_backbones, "measure_speed", lambda extractor: speed_of(extractor.layout.num_layers)
+    )
     monkeypatch.chdir(tmp_path)  # runs/ comes into being there
     return tmp_path / "cache" / "vit" / "features"
 
 
 def speed_of(num_layers: int):
     """Rates of which every layer takes as long."""
-    return choose.Speed({0: 60.0 / max(1, num_layers)} | {k: 60.0 / k for k in range(1, num_layers + 1)}, 0.5)
+    return Speed({0: 60.0 / max(1, num_layers)} | {k: 60.0 / k for k in range(1, num_layers + 1)}, 0.5)
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def test_every_combination_is_scored_as_by_really_leaving_each_image_out(photos)
     pooled[(2, 6), "fused"] = torch.cat([pooled[(2,), "both"], pooled[(6,), "both"]], dim=1)
     found = {(tuple(entry["layers"]), entry["pooling"]): entry for entry in result["candidates"]}
 
-    assert found.keys() == pooled.keys() | {((6,), "attentive")}
+    assert found.keys() == pooled.keys()
     for key, features in pooled.items():
         hits = refitted(features.numpy(), labels, np.arange(len(labels)), 2, 3.0).argmax(axis=1) == labels
         assert (found[key]["top1"], found[key]["num_features"]) == (hits.mean(), features.shape[1])
@@ -129,11 +130,11 @@ def test_scores_and_hits_are_those_of_refits_in_many_small_cases(size_of_groups)
             continue
         num_cases += 1
         expected = refitted(features, labels, groups, num_classes, l2)
-        solution = left_out.fitted(features, problem)
+        solution = compare_backbones.fitted(features, problem)
         scores = left_out_scores(solution)
         assert np.abs(scores - expected).max() < 1e-9 * np.abs(expected).max()
 
-        _, hits = left_out.left_out(features, problem)
+        _, hits = compare_backbones.left_out(features, problem)
         others = [np.any((labels == label) & (groups != group)) for label, group in zip(labels, groups)]  # noqa: B905
         assert hits.tolist() == ((expected.argmax(axis=1) == labels) & others).tolist()
 
@@ -143,16 +144,15 @@ def test_l2_has_the_most_rows_right_and_is_the_largest_of_equals():
     labels = rng.integers(0, 3, 40)
     features = rng.normal(size=(40, 60)) + labels[:, None] * 0.3
     strengths = (1e-2, 1.0, 1e2, 1e4, 1e6)
-    which = np.arange(40) % 2 == 0
-    for counted in (None, which):
-        l2, hits = left_out.left_out(features, LeftOutProblem(labels, np.arange(40), 3, strengths), counted)
-        of_each = {}
-        for strength in strengths:
-            right = refitted(features, labels, np.arange(40), 3, strength).argmax(axis=1) == labels
-            of_each[strength] = right if counted is None else right & counted
-        most = max(right.sum() for right in of_each.values())
-        assert l2 == max(strength for strength, right in of_each.items() if right.sum() == most)
-        assert hits.tolist() == of_each[l2].tolist()
+    l2, hits = compare_backbones.left_out(features, LeftOutProblem(labels, np.arange(40), 3, strengths))
+
+    of_each = {
+        strength: refitted(features, labels, np.arange(40), 3, strength).argmax(axis=1) == labels
+        for strength in strengths
+    }
+    most = max(right.sum() for right in of_each.values())
+    assert l2 == max(strength for strength, right in of_each.items() if right.sum() == most)
+    assert hits.tolist() == of_each[l2].tolist()
 
 
 def test_of_strengths_that_have_all_rows_right_the_largest_is_chosen():
@@ -160,74 +160,35 @@ def test_of_strengths_that_have_all_rows_right_the_largest_is_chosen():
     features = np.eye(3)[labels] * 50 + np.random.default_rng(0).normal(size=(30, 3))
 
     for strengths in ((0.1, 1.0, 10.0), (10.0, 0.1, 1.0)):
-        l2, hits = left_out.left_out(features, LeftOutProblem(labels, groups, 3, strengths))
+        l2, hits = compare_backbones.left_out(features, LeftOutProblem(labels, groups, 3, strengths))
         assert (l2, hits.sum()) == (10.0, 30)
 
 
-def test_rows_without_tokens_are_not_scored_and_the_others_by_queries_of_the_other_half(monkeypatch):
-    """Labels of chance, of which queries know other ones than those that they were taught by."""
-    rng = np.random.default_rng(3)
-    for name, value in (("EPOCHS", 6), ("LR", 0.1), ("WEIGHT_DECAY", 0.0)):
-        monkeypatch.setattr(attentive, name, value)
-    labels, has_tokens = rng.integers(0, 2, 40), np.arange(40) % 4 > 0
-    tokens = rng.normal(size=(40, 9, 12)).astype(np.float32)
-    features = SimpleNamespace(has_tokens_N=has_tokens, read_tokens=lambda: tokens[has_tokens])
-    problem, epochs = LeftOutProblem(labels, np.arange(40), 2, (1.0, 1e4)), []
-
-    combination = Combination("attentive", (6,))
-    found = left_out.score(features, combination, problem, ckpt=3, on_epoch=lambda: epochs.append(1))
-
-    tokens, labels, problem = tokens[has_tokens], labels[has_tokens], problem.part(has_tokens)
-    half, l2 = attentive.halves(labels, np.arange(30)), []
-    expected, of_taught = np.zeros((2, 30), dtype=bool)
-    for learnt in (0, 1):
-        queries = attentive.learn_queries(tokens, labels, np.flatnonzero(half == learnt), num_classes=2)
-        chosen, hits = left_out.left_out(queries.pool(tokens), problem, half == 1 - learnt)
-        expected[half != learnt] = hits[half != learnt]
-        of_taught |= left_out.left_out(queries.pool(tokens), problem, half == learnt)[1]
-        l2.append(chosen)
-    assert found.scored_N.tolist() == has_tokens.tolist() and not found.hits_N[~has_tokens].any()
-    assert found.hits_N[has_tokens].tolist() == expected.tolist()
-    assert expected.tolist() != of_taught.tolist()
-    assert (found.l2, found.ckpt, found.num_features, len(epochs)) == (tuple(l2), 3, 4 * 12, 2 * 6)
-
-
-@pytest.mark.parametrize("pooling", ["token", "attentive"])
-def test_a_choice_is_scored_on_tests_by_a_fit_to_all_rows_with_its_own_strength(pooling):
+def test_a_choice_is_scored_on_tests_by_a_fit_to_all_rows_with_its_own_strength():
     rng = np.random.default_rng(4)
     labels, tests = rng.integers(0, 2, 20), rng.integers(0, 2, 30)
     features, features_of_tests = rng.normal(size=(20, 3)) + labels[:, None], rng.normal(size=(30, 3))
     features_of_tests[::2] += tests[::2, None]
-    has_tokens = np.arange(30) % 3 > 0
-    train = SimpleNamespace(
-        read=lambda combination: features, has_tokens_N=np.ones(20, bool),
-        read_tokens=lambda: np.repeat(features[:, None], 2, axis=1).astype(np.float32),
-    )  # fmt: skip
-    new = SimpleNamespace(
-        read=lambda combination: features_of_tests, has_tokens_N=has_tokens,
-        read_tokens=lambda: np.repeat(features_of_tests[has_tokens, None], 2, axis=1).astype(np.float32),
-    )  # fmt: skip
+    train = SimpleNamespace(read=lambda combination: features)
+    new = SimpleNamespace(read=lambda combination: features_of_tests)
 
     def hits(l2: float) -> list[bool]:
         nothing = np.zeros(20, bool)
-        chosen = LeftOutScore(0, Combination(pooling, (1,)), 3, (l2, 1.0), nothing, nothing)
+        chosen = LeftOutScore(0, Combination("token", (1,)), 3, l2, nothing, nothing)
         problem = LeftOutProblem(labels, np.arange(20), 2)
-        return left_out.hits_on(chosen, train, problem, new, tests).tolist()
+        return compare_backbones.hits_on(chosen, train, problem, new, tests).tolist()
 
-    # By hand. All tokens of an image are equal, so each of four queries pools them to that token.
-    is_counted, copies = has_tokens, 4
-    if pooling == "token":
-        is_counted, copies = np.ones(30, bool), 1
+    # By hand.
     mean, std = features.mean(axis=0), features.std(axis=0)
     inputs, inputs_of_tests = (
-        np.hstack([*[(each - mean) / std] * copies, np.full((len(each), 1), 100.0)])
-        for each in (features, features_of_tests[is_counted])
+        np.hstack([(each - mean) / std, np.full((len(each), 1), 100.0)])
+        for each in (features, features_of_tests)
     )
     found = {l2: hits(l2) for l2 in (1.0, 1e4)}
     for l2, right in found.items():
         gram = inputs.T @ inputs + l2 * np.eye(inputs.shape[1])
         weights = np.linalg.solve(gram, inputs.T @ (2.0 * np.eye(2)[labels] - 1))
-        assert right == ((inputs_of_tests @ weights).argmax(axis=1) == tests[is_counted]).tolist()
+        assert right == ((inputs_of_tests @ weights).argmax(axis=1) == tests).tolist()
     assert found[1.0] != found[1e4]
 
 
@@ -240,29 +201,6 @@ def test_layers_are_fused_from_the_last_down_until_there_are_few_enough_features
     assert fused(12, 192) == tuple(range(1, 13))  # 4,608 of 6,144
     assert fused(12, 768) == (3, 6, 9, 12)  # 1,536 each
     assert fused(24, 1024) == (8, 16, 24) and fused(8, 384) == tuple(range(1, 9))
-
-
-def test_a_large_group_counts_as_many_rows_as_it_has():
-    groups = np.concatenate([np.zeros(12, int), np.arange(1, 13)])
-
-    half = attentive.halves(np.zeros(24, int), groups)
-    assert np.bincount(half).tolist() == [12, 12]
-
-
-def test_tokens_are_standardised_by_those_that_queries_are_learnt_from():
-    tokens = (7 + 2 * np.random.default_rng(0).normal(size=(90, 3, 4))).astype(np.float32)
-    rows = np.arange(5, 80)  # more than a batch
-
-    queries = attentive.learn_queries(tokens, np.arange(90) % 2, rows, num_classes=2)
-
-    of_rows_XD = tokens[rows].reshape(-1, 4).astype(np.float64)
-    np.testing.assert_allclose(queries.mean_D, of_rows_XD.mean(axis=0), rtol=1e-6)
-    np.testing.assert_allclose(queries.std_D, of_rows_XD.std(axis=0) + 1e-5, rtol=1e-6)
-    standardised_MTD = (tokens - queries.mean_D.numpy()) / queries.std_D.numpy()
-    weights_MTQ = np.exp(standardised_MTD @ queries.queries_QD.numpy().T / 2)  # 2 is the root of the width
-    weights_MTQ /= weights_MTQ.sum(axis=1, keepdims=True)
-    pooled = np.einsum("mtq,mtd->mqd", weights_MTQ, standardised_MTD).reshape(90, -1)
-    np.testing.assert_allclose(queries.pool(tokens), pooled, atol=1e-5)
 
 
 @pytest.mark.parametrize("most", [1, 30, 99])
@@ -280,14 +218,14 @@ def test_ties_are_what_mcnemars_test_does_not_tell_from_the_best():
     hits = np.arange(40) < 30
 
     def score(hits, scored=everything):
-        return LeftOutScore(0, Combination("token", (1,)), 4, (1.0,), scored, hits)
+        return LeftOutScore(0, Combination("token", (1,)), 4, 1.0, scored, hits)
 
     best, close, far = score(hits), score(hits & (np.arange(40) != 3)), score(np.arange(40) < 22)
-    assert left_out.best_of([far, close, best]) is best
-    assert left_out.against(best, close) == mcnemar(1, 0) == 1.0
-    assert left_out.against(best, far) == mcnemar(8, 0) == pytest.approx(2 / 2**8)
+    assert compare_backbones.best_of([far, close, best]) is best
+    assert compare_backbones.against(best, close) == mcnemar(1, 0) == 1.0
+    assert compare_backbones.against(best, far) == mcnemar(8, 0) == pytest.approx(2 / 2**8)
     some = np.arange(40) >= 20  # 10 and 2 of these right: the other rows say nothing
-    assert left_out.against(best, score(far.hits_N & some, some)) == mcnemar(8, 0)
+    assert compare_backbones.against(best, score(far.hits_N & some, some)) == mcnemar(8, 0)
     assert score(hits & some, some).accuracy == 0.5
 
 
@@ -297,87 +235,43 @@ def test_a_layer_that_loses_five_images_alone_is_a_tie_and_one_that_loses_six_is
     everything = np.ones(40, dtype=bool)
 
     def score(layer: int, lost: int) -> LeftOutScore:
-        return LeftOutScore(0, Combination("token", (layer,)), 4, (1.0,), everything, np.arange(40) >= lost)
+        return LeftOutScore(0, Combination("token", (layer,)), 4, 1.0, everything, np.arange(40) >= lost)
 
     backbone = SimpleNamespace(
         about={"ckpt": "demo"}, layout=SimpleNamespace(num_layers=6), speed=speed_of(6)
     )
     best, other = score(6, 0), score(2, num_lost)
-    advice = choose._layer_advice([backbone], [best, other], best)
+    advice = compare_backbones._layer_advice([backbone], [best, other], best)
 
     assert (advice is not None) == is_tie
-    assert left_out.against(best, other) == pytest.approx(2 / 2**num_lost)
+    assert compare_backbones.against(best, other) == pytest.approx(2 / 2**num_lost)
 
 
 def test_the_advice_is_the_shallowest_tie_of_the_best_checkpoint_and_how_much_faster_it_is():
     everything, layout = np.ones(40, dtype=bool), SimpleNamespace(num_layers=6)
     rates = {0: 11.0, 1: 70.0, 2: 44.0, 4: 22.0, 6: 12.5}  # 0: the whole network
     backbones = [
-        SimpleNamespace(about={"ckpt": name}, layout=layout, speed=choose.Speed(rates, 1.0)) for name in "ab"
+        SimpleNamespace(about={"ckpt": name}, layout=layout, speed=Speed(rates, 1.0)) for name in "ab"
     ]
 
     def score(layers: tuple[int, ...], lost: int, pooling: str = "token", ckpt: int = 0) -> LeftOutScore:
         hits = np.arange(40) >= lost
-        return LeftOutScore(ckpt, Combination(pooling, layers), 4 * len(layers), (8.0,), everything, hits)
+        return LeftOutScore(ckpt, Combination(pooling, layers), 4 * len(layers), 8.0, everything, hits)
 
     best, tie_of_best, deep = score((6,), 0), score((2, 6), 1, "fused"), score((4,), 1)
     worse, better, other = score((2,), 4), score((2,), 3, "mean"), score((1,), 1, ckpt=1)
     scores = [best, tie_of_best, deep, worse, better, other, score((1,), 9)]
 
-    advice = choose._layer_advice(backbones, scores, best)
+    advice = compare_backbones._layer_advice(backbones, scores, best)
     assert advice == {"layer": 2, "pooling": "mean", "num_layers": 6, "speed_up": 44.0 / 11.0}
-    assert choose._layer_advice(backbones, [best, tie_of_best, other], best) is None
+    assert compare_backbones._layer_advice(backbones, [best, tie_of_best, other], best) is None
 
-    entries = [choose._entry(backbones, each, best) for each in scores]
+    entries = [compare_backbones._entry(backbones, each, best) for each in scores]
     assert [entry["images_per_s"] for entry in entries] == [11.0, 11.0, 22.0, 44.0, 44.0, 70.0, 70.0]
     assert [entry["is_tie"] for entry in entries] == [False, True, True, True, True, True, False]
     assert [entry["mcnemar_p"] for entry in entries[-2:]] == [1.0, mcnemar(9, 0)]
     assert [entry["top1"] for entry in entries] == [1, 39 / 40, 39 / 40, 36 / 40, 37 / 40, 39 / 40, 31 / 40]
     assert (entries[5]["ckpt"], entries[1]["layers"], entries[1]["num_features"]) == ("b", [2, 6], 8)
-
-
-def test_queries_do_not_see_the_labels_that_they_are_scored_by():
-    """Labels of chance: what is learnt from all images has most of them right, cross-fitted half."""
-    rng = np.random.default_rng(0)
-    labels = rng.permutation(np.arange(120) % 2)
-    tokens = rng.normal(size=(120, 20, 60)).astype(np.float32)
-    problem = LeftOutProblem(labels, np.arange(120), 2, (1024.0,))
-    half, num_right = attentive.halves(labels, np.arange(120)), 0
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("EPOCHS", 60), ("LR", 0.03), ("WEIGHT_DECAY", 0.0)):
-            patch.setattr(attentive, name, value)
-        of_all = attentive.learn_queries(tokens, labels, np.arange(120), num_classes=2).pool(tokens)
-        for learnt in (0, 1):
-            queries = attentive.learn_queries(tokens, labels, np.flatnonzero(half == learnt), num_classes=2)
-            num_right += left_out.left_out(queries.pool(tokens), problem, half != learnt)[1].sum()
-
-    assert left_out.left_out(of_all, problem)[1].mean() > 0.7
-    assert 44 < num_right < 76  # 60 expected, 5.5 the standard deviation
-
-
-def test_halves_are_of_whole_groups_and_of_each_class_alike():
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        labels = rng.integers(0, 4, 60)
-        alone = attentive.halves(labels, np.arange(60))
-        for label in range(4):
-            assert abs(int((alone[labels == label] == 0).sum() - (alone[labels == label] == 1).sum())) <= 1
-        groups = rng.integers(0, 25, 60)
-        together = attentive.halves(labels, groups)
-        assert all(len({*together[groups == group]}) == 1 for group in np.unique(groups))
-        assert {*together} == {0, 1}
-
-
-def test_a_query_that_looks_at_one_token_returns_it():
-    tokens = np.random.default_rng(0).normal(size=(5, 7, 4)).astype(np.float32)
-    tokens[:, :, 0] = 0
-    tokens[:, 2, 0] = 1.0
-    queries = attentive.Queries(1e4 * torch.eye(1, 4), torch.zeros(4), torch.ones(4))
-
-    np.testing.assert_allclose(queries.pool(tokens), tokens[:, 2], rtol=1e-6)
-    uniform = attentive.Queries(torch.zeros(2, 4), torch.full((4,), 0.5), torch.full((4,), 2.0))
-    expected = np.tile((tokens.mean(axis=1) - 0.5) / 2, 2)
-    np.testing.assert_allclose(uniform.pool(tokens), expected, atol=1e-6)
 
 
 def test_images_are_decoded_once_for_all_checkpoints_and_pass_each_network_once(
@@ -430,22 +324,21 @@ def test_a_second_call_computes_nothing_and_a_stopped_one_is_resumed(photos, rea
     assert json.loads(Path("a", "summary.json").read_text())["best"] == first["best"]
 
 
-def test_tokens_of_some_images_and_layers_that_are_fused_in_steps(photos, monkeypatch):
-    monkeypatch.setattr(layers.extract_layers, "__kwdefaults__", {"most_token_bytes": 4 * 65 * 96 * 15})
+def test_layers_are_fused_in_steps_where_all_are_too_many_features(photos, monkeypatch):
     monkeypatch.setattr(layers, "MOST_FUSED", 2 * 96 * 3)
 
     result = run(*WORDS, "--dataset", photos, "--layers", "all").json
 
     found = {entry["pooling"]: entry for entry in result["candidates"]}
-    assert (found["attentive"]["num_scored"], found["token"]["num_scored"]) == (15, 24)
+    assert found["token"]["num_scored"] == 24
     assert (found["fused"]["layers"], found["fused"]["num_features"]) == ([2, 4, 6], 576)
     assert result["computed_rows"] == 24
-    text = choose_text.as_text(result, verbose=True)
-    assert "of 15 images, drawn at random" in text and "of 3 layers: demo 100.00=\n" in text
+    text = compare_backbones_text.as_text(result, verbose=True)
+    assert "of 3 layers: demo 100.00=\n" in text
 
 
 def test_rows_of_many_are_drawn_at_random_and_that_is_stated(photos, monkeypatch):
-    monkeypatch.setattr(choose, "MOST_ROWS", 16)
+    monkeypatch.setattr(compare_backbones, "MOST_ROWS", 16)
 
     result = run(*WORDS, "--dataset", photos, "--layers", "last").json
 
@@ -500,7 +393,7 @@ def test_what_loading_changed_is_noted_once(photos):
 
 def test_the_pareto_front_has_what_nothing_beats_in_both():
     points = [(10, 90), (20, 80), (15, 70), (30, 60), (10, 85), (30, 50), (5, 90)]
-    assert choose_text.pareto(points) == [(10, 90), (20, 80), (30, 60)]
+    assert compare_backbones_text.pareto(points) == [(10, 90), (20, 80), (30, 60)]
 
 
 def test_one_checkpoint_without_layers_is_the_papers_protocol(photos, copies):
@@ -585,9 +478,9 @@ def test_numbers_are_the_same_on_two_processes(photos, copies, tmp_path, monkeyp
 def test_of_equal_accuracies_the_earliest_layer_and_then_the_fewest_features_are_best():
     def score(layers: tuple[int, ...], num_features: int, num_right: int) -> LeftOutScore:
         hits, every = np.arange(40) < num_right, np.ones(40, dtype=bool)
-        return LeftOutScore(0, Combination("token", layers), num_features, (1.0,), every, hits)
+        return LeftOutScore(0, Combination("token", layers), num_features, 1.0, every, hits)
 
     early, late, wide = score((3,), 8, 30), score((5,), 4, 30), score((1, 3), 16, 30)
 
-    assert left_out.best_of([late, wide, early]) is early
-    assert left_out.best_of([early, score((9,), 99, 31)]).accuracy == 31 / 40
+    assert compare_backbones.best_of([late, wide, early]) is early
+    assert compare_backbones.best_of([early, score((9,), 99, 31)]).accuracy == 31 / 40

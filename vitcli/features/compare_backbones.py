@@ -1,24 +1,34 @@
-"""`vit fewshot` with several checkpoints or layers: which backbone, layer and pooling suits the images."""
+"""`vit fewshot` with several checkpoints or layers: which backbone, layer and pooling suits the images.
+
+Every combination is scored by leaving one out of the closed form; McNemar's test says which of them tie.
+
+N rows, D features, T test rows, E inputs of the closed form, K classes.
+"""
 
 import signal
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 from vitcli import recipe as recipes
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.parts.cuts import groups_to_divide
 from vitcli.data.split import Split
+from vitcli.distributed import memory
+from vitcli.distributed.runtime import autocast
 from vitcli.errors import DataError, Stopped, VitError
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.setup import RunSettings, eval_settings, read_checkpoint, seen_by
-from vitcli.evaluation.statistics import interval_of
-from vitcli.features import choose_text, left_out
+from vitcli.evaluation.statistics import interval_of, mcnemar
+from vitcli.features import compare_backbones_text
 from vitcli.features.draws import SWEEP
 from vitcli.features.extract import FeatureExtractor, open_extractor
 from vitcli.features.fewshot import open_splits
@@ -29,11 +39,10 @@ from vitcli.features.layers import (
     extract_layers,
     sampled_rows,
 )
-from vitcli.features.least_squares import has_others
-from vitcli.features.left_out import LeftOutProblem, LeftOutScore
-from vitcli.features.speed import Speed, measure_speed
-from vitcli.models.blocks import LayerLayout, layout_of
+from vitcli.features.least_squares import Solution, has_others, left_out_hits, parts, solve
+from vitcli.models.blocks import LayerLayout, layout_of, reading
 from vitcli.models.flops import num_params
+from vitcli.models.packed import dense_layers
 from vitcli.output import plots, run_folder
 from vitcli.output.atomic import replace_file, write_json
 from vitcli.output.progress import Progress
@@ -58,6 +67,60 @@ NOT_TAKEN = {
     "fewshot.forecast": "--forecast",
     "eval.layer": "--layer",
 }
+LEVEL = 0.05  # p below which a difference from the best is not a tie
+MOST_BATCH = {"cpu": 8}  # images of a pass; elsewhere the batch size of the command
+PASSES = 5  # timed ones; the first two are for warming up and are not
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a network takes.
+
+    Attributes:
+        images_per_s: up to a layer, by its number; 0 stands for a network whose layers are not read.
+        peak_memory_gib: of the GPU during these passes, else of this process.
+    """
+
+    images_per_s: Mapping[int, float]
+    peak_memory_gib: float
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOutProblem:
+    """Labels and groups of the rows that are scored; `strengths` of l2 to choose from."""
+
+    labels_N: np.ndarray
+    groups_N: np.ndarray
+    num_classes: int
+    strengths: tuple[float, ...] = SWEEP
+
+    def part(self, which_N: np.ndarray) -> "LeftOutProblem":
+        """Return the problem of some of the rows."""
+        return LeftOutProblem(
+            self.labels_N[which_N], self.groups_N[which_N], self.num_classes, self.strengths
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOutScore:
+    """A combination of one checkpoint and the images that it has right when they are left out.
+
+    Attributes:
+        ckpt: its number in the command.
+        l2: chosen.
+        scored_N, hits_N: which rows are scored, and which of these are right.
+    """
+
+    ckpt: int
+    combination: Combination
+    num_features: int
+    l2: float
+    scored_N: np.ndarray
+    hits_N: np.ndarray
+
+    @property
+    def accuracy(self) -> float:
+        return int(self.hits_N.sum()) / int(self.scored_N.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +141,7 @@ class Backbone:
     about: dict[str, Any]
 
 
-def choose(
+def compare_backbones(
     requests: Sequence[RecipeRequest], run: RunSettings, *, layers: str | Sequence[int]
 ) -> dict[str, Any]:
     """Return the leave-one-out accuracy of each combination; {} on all processes but the first.
@@ -130,7 +193,7 @@ def choose(
             raise Stopped(
                 signal.SIGINT, "stopped while fitting; the same command reuses the features"
             ) from None
-        best = left_out.best_of(scores)
+        best = best_of(scores)
         result = _result(backbones, scores, best, train, rows_N)
         result |= {"l2": "sweep" if problem.strengths == SWEEP else problem.strengths[0]}
         result |= {"group_column": recipe.data.group_column, "notes": notes + _seen_notes(backbones)}
@@ -257,7 +320,7 @@ def _scores(
                 raise DataError("no image can be decoded", where="the training split", fix="check its files")
             of_rows = problem.part(np.isin(rows_N, features.rows_N))
             for combination in found:
-                scores.append(left_out.score(features, combination, of_rows, ckpt=ckpt))
+                scores.append(score_of(features, combination, of_rows, ckpt=ckpt))
                 progress.update(len(scores))
     finally:
         progress.end()
@@ -301,7 +364,7 @@ def _entry(backbones: Sequence[Backbone], score: LeftOutScore, best: LeftOutScor
     """Return the object of one combination."""
     backbone, combination = backbones[score.ckpt], score.combination
     num_scored = int(score.scored_N.sum())
-    p = 1.0 if score is best else left_out.against(best, score)
+    p = 1.0 if score is best else against(best, score)
     return {
         "ckpt": backbone.about["ckpt"],
         "layers": list(combination.layers),
@@ -310,9 +373,9 @@ def _entry(backbones: Sequence[Backbone], score: LeftOutScore, best: LeftOutScor
         "top1": score.accuracy,
         "interval": interval_of(score.accuracy, num_scored),
         "num_scored": num_scored,
-        "l2": list(score.l2),
+        "l2": [score.l2],
         "mcnemar_p": p,
-        "is_tie": score is not best and p >= left_out.LEVEL,
+        "is_tie": score is not best and p >= LEVEL,
         "images_per_s": _rate(backbone, combination),
     }
 
@@ -332,9 +395,7 @@ def _layer_advice(
     same = [
         score
         for score in scores
-        if score.ckpt == best.ckpt
-        and score.combination.depth < last
-        and left_out.against(best, score) >= left_out.LEVEL
+        if score.ckpt == best.ckpt and score.combination.depth < last and against(best, score) >= LEVEL
     ]
     if not same:
         return None
@@ -382,7 +443,7 @@ def _tested(
     try:
         of_rows = problem.part(np.isin(rows_N, backbone.features.rows_N))
         labels_T = test.read_labels()[tests.rows_N]
-        hits_T = left_out.hits_on(best, backbone.features, of_rows, tests, labels_T)
+        hits_T = hits_on(best, backbone.features, of_rows, tests, labels_T)
         top1 = float(hits_T.mean())
         interval = interval_of(top1, len(hits_T))
         return {"split": test.name, "top1": top1, "interval": interval, "num_examples": len(hits_T)}
@@ -394,10 +455,102 @@ def _write(out: Path, result: dict[str, Any]) -> dict[str, Any]:
     """Write table, figure and summary, and return the object of --json."""
     FOLDER.begin(out, [result["asked"]])
     result["run_dir"] = str(out)
-    table = choose_text.as_text(result, verbose=True)
+    table = compare_backbones_text.as_text(result, verbose=True)
     replace_file(out / TABLE, lambda path: Path(path).write_text(table, encoding="utf-8"))
-    figure = choose_text.accuracy_by_speed(result)
+    figure = compare_backbones_text.accuracy_by_speed(result)
     for ending in plots.ENDINGS:
         plots.save(out / f"{FIGURE}.{ending}", figure)
     write_json(out / run_folder.SUMMARY, result)
     return result
+
+
+def score_of(
+    features: LayerFeatures, combination: Combination, problem: LeftOutProblem, *, ckpt: int
+) -> LeftOutScore:
+    """Fit the closed form to the rows, and score each without itself or its group."""
+    features_ND = features.read(combination)
+    l2, hits_N = left_out(features_ND, problem)
+    scored_N = has_others(problem.labels_N, problem.groups_N)
+    return LeftOutScore(ckpt, combination, features_ND.shape[1], l2, scored_N, hits_N)
+
+
+def left_out(features_ND: np.ndarray, problem: LeftOutProblem) -> tuple[float, np.ndarray]:
+    """Return the l2 with the most rows right, the largest of equals, and which rows (N,) it has right."""
+    solution = fitted(features_ND, problem)
+    hits_NL = left_out_hits(solution)
+    best = max(range(len(solution.l2)), key=lambda i: (hits_NL[:, i].sum(), solution.l2[i]))
+    return solution.l2[best], hits_NL[:, best]
+
+
+def fitted(features_ND: np.ndarray, problem: LeftOutProblem) -> Solution:
+    """Return the closed form of all rows."""
+    about = {"num_classes": problem.num_classes, "l2": problem.strengths, "groups_N": problem.groups_N}
+    return solve(features_ND, problem.labels_N, **about)
+
+
+def hits_on(
+    chosen: LeftOutScore,
+    train: LayerFeatures,
+    problem: LeftOutProblem,
+    tests: LayerFeatures,
+    labels_T: np.ndarray,
+) -> np.ndarray:
+    """Fit a combination to all rows of `train`, and return whether it has each row of `tests` right, (T,)."""
+    features_ND, features_TD = train.read(chosen.combination), tests.read(chosen.combination)
+    solution = fitted(features_ND, replace(problem, strengths=(chosen.l2,)))
+    weights_EK = solution.weights(0)
+    best = [
+        (solution.inputs(features_TD[rows], rows.start) @ weights_EK).argmax(axis=1)
+        for rows in parts(len(labels_T), len(weights_EK))
+    ]
+    return np.concatenate(best) == labels_T
+
+
+def best_of(scores: Sequence[LeftOutScore]) -> LeftOutScore:
+    """Return the most accurate; of equals the one of the shallowest layer, then with the fewest features."""
+    return min(scores, key=lambda s: (-s.accuracy, s.combination.depth, s.num_features))
+
+
+def against(best: LeftOutScore, other: LeftOutScore) -> float:
+    """Return the p-value of the exact McNemar test of two scores, on the rows that both have."""
+    both_N = best.scored_N & other.scored_N
+    only_best = int((best.hits_N & ~other.hits_N & both_N).sum())
+    return mcnemar(only_best, int((other.hits_N & ~best.hits_N & both_N).sum()))
+
+
+def measure_speed(extractor: FeatureExtractor) -> Speed:
+    """Time forward passes of noise, with a look at the clock after each layer; the shortest time counts.
+
+    Other work on the machine only adds to a time: equal networks have nearly equal shortest ones.
+    Decoding is not part of it: one decoded image serves all networks. Heads are not, either.
+    """
+    model, settings, layout = extractor.model, extractor.settings, extractor.layout
+    device = settings.device
+    batch_size = min(settings.batch_size, MOST_BATCH.get(device.type, settings.batch_size))
+    shape = (batch_size, 3, *extractor.preprocessing.image_size)
+    images_BCHW = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
+    layers, elapsed_s = range(1, layout.num_layers + 1), defaultdict(list)
+    began_at = 0.0
+
+    def note(layer: int, _: torch.Tensor) -> None:
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        elapsed_s[layer].append(time.perf_counter() - began_at)
+
+    model.eval()
+    memory.reset_peaks()
+    with torch.no_grad(), dense_layers(model, device, settings.precision):
+        for number in range(PASSES + 2):
+            if number == 2:
+                elapsed_s.clear()
+            began_at = time.perf_counter()
+            with autocast(device, settings.precision), reading(_blocks(model), layers, note):
+                encoded = model.forward_features(images_BCHW)
+            note(0, encoded)
+    peaks = memory.peaks()
+    rates = {layer: batch_size / min(times) for layer, times in sorted(elapsed_s.items())}
+    return Speed(rates, peaks["device_peak_memory_gib"] or peaks["host_peak_memory_gib"])
+
+
+def _blocks(model: nn.Module) -> nn.Module:
+    return getattr(model, "blocks", nn.ModuleList())
