@@ -26,7 +26,7 @@ SHAPES = """JSON.stringify({
   width: innerWidth, reach: document.documentElement.scrollWidth,
   cards: [...document.querySelectorAll('.sheet > li')].map(one => {
     const box = one.getBoundingClientRect(); return [box.left, box.right, box.top, box.height]; }),
-  inside: [...document.querySelectorAll('.sheet > li *')].every(one => {
+  inside: [...document.querySelectorAll('.sheet > li *:not(wbr)')].every(one => {
     const box = one.getBoundingClientRect(), card = one.closest('.sheet > li').getBoundingClientRect();
     return box.left >= card.left - 1 && box.right <= card.right + 1; }),
 })"""
