@@ -26,7 +26,7 @@ from vitcli.data.sources import layouts
 from vitcli.data.sources.folders import BESIDE, NOTHING, LeftOut, image_files, left_out_of, relative, union
 from vitcli.data.sources.hub import open_hub
 from vitcli.data.sources.tables import SPLIT_WORDS, Tables
-from vitcli.data.split import Grouping, Split, base_of, check_labels
+from vitcli.data.split import Grouping, Split, base_of, check_labels, opened_once
 from vitcli.data.table_split import from_table, without_labels
 from vitcli.errors import DataError, nearest
 from vitcli.io.credentials import with_credentials, without_credentials
@@ -69,6 +69,7 @@ class DataSet:
         datasets.disable_progress_bars()
         self.group_column = group_column
         self._groups: dict[tuple[str, ...], Any] = {}  # by the names of splits
+        self._opened: dict[str, Split] = {}
         self.name = name = without_credentials(name)
         alias = recipe.dataset_aliases().get(name)
         self.declared = alias or {}
@@ -137,7 +138,12 @@ class DataSet:
         )
 
     def open_whole(self, split: str) -> Split:
-        """Open all rows of a split in `split_names`, or of several, their labels unchecked."""
+        """Return all rows of a split in `split_names`, or of several, opened once, their labels unchecked."""
+        if split not in self._opened:
+            self._opened[split] = self._open_whole(split)
+        return self._opened[split]
+
+    def _open_whole(self, split: str) -> Split:
         if self.numbers and (self.is_demo or self.tables is None):
             classes = f"{self.name} has classes and no numbers to predict"
             raise DataError(
@@ -197,7 +203,7 @@ class DataSet:
             left_out=union(map(self.tables.left_out, self._names_of(split))),
             notes=self.tables.notes,
         )
-        return vtab_splits.with_image_rule(whole, self.declared)
+        return opened_once(vtab_splits.with_image_rule(whole, self.declared))
 
     def _names_of(self, split: str) -> tuple[str, ...]:
         return (split,) if split in self.split_names else parts_of(split)

@@ -267,7 +267,7 @@ def _bytes_of_one(split: Split, about: dict[str, Any]) -> float | None:
     sizes = []
     for row in np.linspace(0, len(split) - 1, min(SAMPLED_ROWS, len(split))).astype(int):
         try:
-            image, _ = split.read_row(int(row))
+            image = split.image_of(int(row))
             sizes.append(decoding.decoded_bytes(image) if isinstance(image, bytes) else image.nbytes)
         except (DataError, ValueError):
             continue

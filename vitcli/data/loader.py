@@ -213,17 +213,17 @@ def check_images(
         errors, total = [], 0
         for row in rows:
             try:
-                image, _ = split.read_row(row)
+                image = split.image_of(row)
                 if isinstance(image, bytes):
                     total += xxhash.xxh3_128_intdigest(image, seed=row)
                     if decode:
-                        check(image, where=split.where_is, row=row)
+                        split.fact_of(row, "decodable", partial(check, where=split.where_is, row=row))
             except DataError as error:
                 errors.append(error)
         return errors, total
 
     try:
-        if not isinstance(split.read_row(0)[0], bytes):
+        if not isinstance(split.image_of(0), bytes):
             return [], 0  # drawn, not read
     except DataError:
         pass  # reported below with the others

@@ -310,9 +310,12 @@ def digests_of(split: Split, rows: Iterable[int] | None = None) -> np.ndarray:
 
 def _digest(split: Split, row: int) -> int:
     try:
-        image, _ = split.read_row(row)
+        return split.fact_of(row, "digest", _digest_of)
     except DataError:
         return UNREADABLE
+
+
+def _digest_of(image: bytes) -> int:
     return int.from_bytes(blake2b(image, digest_size=DIGEST_BYTES).digest(), "little")
 
 
@@ -321,7 +324,7 @@ def _can_be_read(split: Split) -> bool:
     if split.block_starts is not None or not 0 < len(split) <= MOST_IMAGES:
         return False
     try:
-        return isinstance(split.read_row(0)[0], bytes)  # else they are drawn
+        return isinstance(split.image_of(0), bytes)  # else they are drawn
     except DataError:
         return True
 

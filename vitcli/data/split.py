@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vitcli.data import sampler
+from vitcli.data.opened_files import OpenedFiles
 from vitcli.data.sources.folders import NOTHING, LeftOut
 from vitcli.errors import DataError
 from vitcli.output.text import is_text, plain
@@ -28,9 +29,12 @@ class RowReader:
 
     Attributes:
         several: function of rows to the `read_row` of these; what fails then fails for its row alone.
+        opened: function of the row to what the command has read of the images, and the row there; None where
+            nothing is kept of them.
     """
 
     several: Callable[[Sequence[int]], ReadRow]
+    opened: "Callable[[int], tuple[OpenedFiles, int]] | None" = None
 
     def __call__(self, row: int) -> tuple[bytes | np.ndarray, Label]:
         return self.several([row])(row)
@@ -162,12 +166,30 @@ class Split:
             digest.update(self.read_labels().tobytes())
         for row in np.linspace(0, self.num_examples - 1, min(32, self.num_examples)).astype(int):
             try:
-                image, label = self.read_row(int(row))
+                image, label = self.read_row(int(row)) if self.is_large else (self.image_of(int(row)), None)
                 digest.update(repr(label).encode() if self.is_large else b"")
             except DataError as error:  # a row without an image belongs to the data too
                 image = error.message.encode()
             digest.update(image if isinstance(image, bytes) else image.tobytes())
         return digest.hexdigest()
+
+    def image_of(self, row: int) -> bytes | np.ndarray:
+        """Return the image of a row to recognise it by; its file is not opened again to be decoded."""
+        if self._opened is None:
+            return self.read_row(row)[0]
+        opened, source_row = self._opened(row)
+        return opened.image(source_row)
+
+    def fact_of(self, row: int, name: str, of_image: Callable[[bytes | np.ndarray], Any]) -> Any:
+        """Return what a function says of the image of a row; see `OpenedFiles.fact`."""
+        if self._opened is None:
+            return of_image(self.read_row(row)[0])
+        opened, source_row = self._opened(row)
+        return opened.fact(source_row, name, of_image)
+
+    @property
+    def _opened(self) -> Callable[[int], tuple[OpenedFiles, int]] | None:
+        return self.read_row.opened if isinstance(self.read_row, RowReader) else None
 
     def reader_of(self, rows: Sequence[int]) -> ReadRow:
         """Return `read_row` for these rows, which are read together where that is faster."""
@@ -253,10 +275,12 @@ class Split:
         def all_rows() -> np.ndarray:
             return source_rows(np.arange(num_examples))
 
+        opened = self._opened and (lambda row: self._opened(source_row(row)))
+
         return replace(
             self,
             num_examples=num_examples,
-            read_row=RowReader(several),
+            read_row=RowReader(several, opened),
             read_labels=lambda: self.read_labels()[all_rows()],
             where_is=lambda row: self.where_is(source_row(row)),
             read_column=self.read_column
@@ -281,7 +305,7 @@ class Split:
         return replace(
             self,
             has_several_labels=True,
-            read_row=RowReader(lambda rows: listed(self.reader_of(rows))),
+            read_row=RowReader(lambda rows: listed(self.reader_of(rows)), self._opened),
             read_labels=lambda: self.read_labels()[:, None],
             whole=self.whole or (self, lambda rows: rows),
         )
@@ -306,10 +330,16 @@ class Split:
             self,
             class_names=class_names,
             num_classes=len(class_names),
-            read_row=RowReader(lambda rows: renumbered(self.reader_of(rows))),
+            read_row=RowReader(lambda rows: renumbered(self.reader_of(rows)), self._opened),
             read_labels=read_labels,
             whole=self.whole or (self, lambda rows: rows),
         )
+
+
+def opened_once(whole: Split) -> Split:
+    """Return a whole split whose image files are opened once by those who look at all of them."""
+    opened = OpenedFiles(whole)
+    return replace(whole, read_row=RowReader(opened.several, lambda row: (opened, row)))
 
 
 def base_of(split: str) -> str:

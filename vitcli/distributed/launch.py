@@ -112,6 +112,11 @@ def global_rank() -> int:
     return int(os.environ.get("RANK", 0))
 
 
+def processes_here() -> int:
+    """Return how many processes of this command are on this machine, as their launcher says."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
 def adopt_slurm() -> None:
     """Set torch's environment variables from SLURM's, so that `srun python -m vitcli` needs no wrapper.
 

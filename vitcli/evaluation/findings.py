@@ -87,7 +87,7 @@ def median_short_side(split: Split) -> int | None:
     sides = []
     for row in np.linspace(0, len(split) - 1, min(MEASURED, len(split))).astype(int):
         with suppress(DataError, OSError, ValueError):
-            image, _ = split.read_row(int(row))
+            image = split.image_of(int(row))
             size = Image.open(io.BytesIO(image)).size if isinstance(image, bytes) else image.shape[:2]
             sides.append(min(size))
     return int(median(sides)) if sides else None

@@ -75,7 +75,7 @@ def hash_images(split: Split, *, num_threads: int | None, progress: Callable[[in
 
 
 def _hashes_and_sides(split: Split, row: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
-    image, _ = split.read_row(row)
+    image = split.image_of(row)
     image_HWC = decode(image, where=split.where_is, row=row) if isinstance(image, bytes) else image
     pixels = _first_64_bits(repr(image_HWC.shape).encode(), np.ascontiguousarray(image_HWC).data)
     file = _first_64_bits(image) if isinstance(image, bytes) else pixels

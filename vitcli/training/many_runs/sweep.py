@@ -72,7 +72,7 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
     Args:
         make_model: builds the network for the recipe of one run and its training split.
     """
-    open_data = cache(CachedDataSet)
+    open_data = cache(DataSet)
     recipe = settle_pixels(settle_size(recipe, options, open_data), command, quiet=options.quiet)
     is_sweep, num_folds = bool(recipe.choices) or recipe.train.runs > 1, recipe.train.folds
     if options.arms_parallel and not (is_sweep or num_folds):
@@ -374,19 +374,6 @@ def _drop_weights(path: Path) -> None:
     for name in (run_folder.WEIGHTS, "config.json", "README.md"):
         (path / name).unlink(missing_ok=True)
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
-
-
-class CachedDataSet(DataSet):
-    """A data set whose splits are opened once."""
-
-    def __init__(self, name: str, **options: Any):
-        super().__init__(name, **options)
-        self._whole: dict[str, Split] = {}
-
-    def open_whole(self, split: str) -> Split:
-        if split not in self._whole:
-            self._whole[split] = super().open_whole(split)
-        return self._whole[split]
 
 
 class SharedNetwork:
