@@ -17,7 +17,7 @@ from statistics import mean, stdev
 
 from vitcli.cli import app
 
-METHODS = ("uniform", "greedy", "stock", "auto")
+METHODS = ("uniform", "greedy", "auto")
 TASKS = {
     "flowers17": ("train", "test"),
     "cifar10": ("train[:2000]", "test[:1000]"),

@@ -19,7 +19,7 @@ FREE = re.compile(r"[A-Z][A-Z_/.]*[A-Z](\.[a-z]+)?|[A-Z]")  # DATA, OWNER/NAME, 
 VALUE = re.compile(r"""['"]|.*[/.=*\d:]|.*,\w""")  # what a value looks like, besides free words
 NAMES = {
     "all", "auto", "balanced", "bf16", "cpu", "demo", "dev", "fp32", "greedy", "int8", "last",
-    "least-squares", "logistic", "none", "paper", "random", "softmax", "sigmoid", "sqrt", "stock", "sweep",
+    "least-squares", "logistic", "none", "paper", "random", "softmax", "sigmoid", "sqrt", "sweep",
     "tensorboard", "timm", "token", "train",
     "uniform", "validation", "wandb",
 }  # fmt: skip

@@ -210,14 +210,6 @@ OF_TRAINING = {
         "vitcli/training/many_runs/average.py",
         "tests/training/many_runs/test_average.py::test_each_method_is_the_arithmetic_of_its_paper",
     ): {
-        "the start weighs as much as the runs": (
-            '"start_weight": 1 - sum(weights) if',
-            '"start_weight": sum(weights) if',
-        ),
-        "the ratio of Model Stock is that of one tensor": (
-            "return replace(candidate, ratio=mean(ratios))",
-            "return replace(candidate, ratio=ratios[0])",
-        ),
         "stored weights of runs are those of their mean": (
             '"sha256": run["sha256"], "weight": run["weight"]',
             '"sha256": run["sha256"], "weight": 1 / len(record["runs"])',
@@ -387,7 +379,7 @@ OF_TRAINING = {
         ),
     },
     (
-        "vitcli/training/many_runs/average_choice.py",
+        "vitcli/training/many_runs/average.py",
         "tests/training/many_runs/test_average_choice.py::test_an_average_that_is_clearly_worse_than_the_best_run_is_not_accepted",
     ): {
         "the interval of an average is turned round": (
@@ -400,7 +392,7 @@ OF_TRAINING = {
         ),
     },
     (
-        "vitcli/training/many_runs/average.py",
+        "vitcli/training/many_runs/average_inputs.py",
         "tests/training/many_runs/test_average_choice.py::test_images_that_runs_report_on_choose_no_average",
     ): {
         "an average is chosen by the images it reports on": (

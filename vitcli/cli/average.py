@@ -24,17 +24,15 @@ def average(
     runs: Annotated[list[str], typer.Argument(metavar="RUN",
         help="Folders of finished runs of vit finetune, or one with several runs.")],
     dataset: Annotated[str | None, option("--dataset", DATA,
-        "The data set of the runs, where it is now (default: where it was).", "DATA",
+        "Data set of the runs, if it has moved.", "DATA",
         autocompletion=complete.datasets)] = None,
     split: Annotated[str | None, option("--split", DATA,
-        "Images to choose by, such as validation, which no run reports on; those that were trained on are "
-        "left out (default: the dev part that the runs held out; without one the mean is taken untested).",
+        "Split to select the average on, not a test split; images that were trained on are left out "
+        "(default: the dev split of the runs; without one the mean is not validated).",
         "SPLIT")] = None,
-    method: Annotated[Literal["auto", "uniform", "greedy", "stock"], option("--method", MODEL,
-        "uniform: the mean; greedy: of the runs that do not lower the accuracy (arXiv 2203.05482); stock: "
-        "Model Stock, between the start and the mean (arXiv 2403.19522); auto: the best of them (default: "
-        "auto).",
-        "NAME")] = "auto",
+    method: Annotated[Literal["auto", "uniform", "greedy"], option("--method", MODEL,
+        "uniform: the mean; greedy: of the runs that do not lower the accuracy (arXiv 2203.05482); auto: the "
+        "better of the two (default: auto).", "NAME")] = "auto",
     device: options.Device = None,
     num_processes: options.NumProcesses = None,
     workers: options.Workers = None,
@@ -46,14 +44,14 @@ def average(
 ) -> int:  # fmt: skip
     """Average the weights of several runs into one model.
 
-    Of fine-tuned runs from one start. It is delivered if a paired test says that it is not worse than they
-    are; else the best run is.
+    Of runs fine-tuned from the same weights. The average is delivered if a paired test on the dev split does
+    not find it worse than the runs; else the best run is.
     """
     if dataset:
         inputs.check_dataset(dataset)
     launch(num_processes, device)
-    from vitcli.training.many_runs.average_command import AverageOptions
-    from vitcli.training.many_runs.average_command import average as make_average
+    from vitcli.training.many_runs.average import AverageOptions
+    from vitcli.training.many_runs.average import average as make_average
     from vitcli.training.text import as_text
 
     chosen = AverageOptions(

@@ -13,6 +13,7 @@ from vitcli.data import loader
 from vitcli.data.seen_images import SeenImages, union
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, as_data_keys, keys_of_weights, preprocessing_of, with_stated
+from vitcli.distributed.runtime import Runtime
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation.inference import EvalSettings
@@ -182,14 +183,26 @@ def eval_settings(recipe: Recipe, run: RunSettings) -> EvalSettings:
     progress = Progress(quiet=run.quiet, verbose=run.verbose, is_main=runtime.is_main)
     for note in runtime.notes:
         progress.note(note)
+    profiler = StepProfiler() if run.profile and runtime.is_main else None
+    settings = settings_of_run(recipe, runtime, progress, workers=run.workers)
+    return replace(settings, precision=runtime.precision, profiler=profiler)
+
+
+def settings_of_run(
+    recipe: Recipe, runtime: Runtime, progress: Progress, *, workers: int | None
+) -> EvalSettings:
+    """Return the settings of the evaluations of a training run.
+
+    Args:
+        workers: loader threads; None for the default.
+    """
     return EvalSettings(
         runtime=runtime,
         batch_size=recipe.eval.batch_size,
         on_bad_image=recipe.data.on_bad_image,
-        num_threads=run.workers or loader.default_threads(runtime.processes_here),
+        num_threads=workers or loader.default_threads(runtime.processes_here),
         progress=progress,
-        precision=runtime.precision,
-        profiler=StepProfiler() if run.profile and runtime.is_main else None,
+        precision=recipe.precision.evaluation,
     )
 
 

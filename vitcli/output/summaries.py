@@ -157,7 +157,7 @@ class AverageRecord(FileModel):
         top1: of what is delivered.
     """
 
-    delivered: Literal["uniform", "greedy", "stock", "run"]
+    delivered: Literal["uniform", "greedy", "run"]
     accepted: bool | None = None
     top1: Fraction
     runs: list[AveragedRun] = []

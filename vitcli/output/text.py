@@ -254,21 +254,18 @@ def average_lines(average: dict[str, Any]) -> list[str]:
     made = {
         "uniform": f"the mean of {len(runs)} runs",
         "greedy": f"greedy soup, the mean of {len(members)} of {len(runs)} runs",
-        "stock": f"Model Stock of {len(runs)} runs, {average['start_weight']:.0%} of the start in it",
         "run": f"no average, but the best of {len(runs)} runs, seed {members[0]['seed']}",
     }
     lines = [f"{made[delivered]}: {average['top1']:.2%}, its runs {average['mean_top1']:.2%} in the mean"]
     if average["accepted"] is None:
-        return [*lines, "not tested: the runs held no images out to choose by"]
+        return [*lines, "not validated: the runs held out no dev split"]
     tried = next(entry for entry in average["candidates"] if entry["method"] == average["tried"])
     best, each = max(run["dev_top1"] for run in runs), [run["dev_top1"] for run in runs]
     scores = f"{tried['dev_top1']:.2%}, best run {best:.2%}, mean of runs {sum(each) / len(each):.2%}"
     verdict = "accepted" if average["accepted"] else f"{average['tried']} average not accepted"
     images = count_of(average["num_dev_examples"], "image")
-    lines.append(
-        f"{verdict} on {images} held out to choose by: {scores} (McNemar p = {tried['mcnemar_p']:.2g})"
-    )
-    return [*lines, *average["notes"]]
+    lines.append(f"{verdict} on {images} of the dev split: {scores} (McNemar p = {tried['mcnemar_p']:.2g})")
+    return lines
 
 
 def probe_head_text(facts: dict[str, Any], *, head_layers: int = 0) -> str:

@@ -326,9 +326,9 @@ class Train(Section):
     )
     keep_checkpoints: Count = key("number of newest checkpoints that stay on disk")
     milestone_every: NonNegativeInt = key("keep the checkpoints of every multiple of this; 0: none", 0)
-    average_runs: Literal["none", "uniform", "greedy", "stock", "auto"] = key(
-        "of several runs deliver the average, if it is not worse on the dev part: mean, greedy soup (arXiv "
-        "2203.05482), Model Stock (2403.19522), or the best of these; none: the first run",
+    average_runs: Literal["none", "uniform", "greedy", "auto"] = key(
+        "of several runs deliver the average, if it is not worse on the dev split: mean, greedy soup (arXiv "
+        "2203.05482), or the better of the two; none: the first run",
         "none",
     )
 

@@ -162,7 +162,6 @@ def average_text(average: AverageRecord | None) -> str:
     made = {
         "uniform": f"mean of {count} runs",
         "greedy": f"mean of {members} of {count} runs",
-        "stock": f"Model Stock of {count} runs",
         "run": f"best of {count} runs, no average",
     }
     tested = ", untested" if average.accepted is None else ""

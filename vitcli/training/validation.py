@@ -24,6 +24,7 @@ from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.metrics import Metrics, PatchMetrics, metrics_of
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.regression import NumberPredictions, RegressionMetrics
+from vitcli.evaluation.setup import settings_of_run
 from vitcli.evaluation.several_labels import SeveralLabels, SeveralLabelsMetrics
 from vitcli.features import draws as features_draws
 from vitcli.features import least_squares
@@ -65,14 +66,7 @@ class PeriodicEvaluation:
     ):
         self.job, self.state, self.task, self.run_dir = job, state, task, run_dir
         self.preprocessing = preprocessing_of(job.recipe.data)
-        self.settings = EvalSettings(
-            runtime=job.runtime,
-            batch_size=job.recipe.eval.batch_size,
-            on_bad_image=job.recipe.data.on_bad_image,
-            num_threads=num_threads,
-            progress=job.progress,
-            precision=job.recipe.precision.evaluation,
-        )
+        self.settings = settings_of_run(job.recipe, job.runtime, job.progress, workers=num_threads)
 
     @property
     def num_periodic(self) -> int:

@@ -1,15 +1,13 @@
 """Averages of networks that were trained from one start, in the space of their weights.
 
-Their mean ("Model soups", arXiv 2203.05482), and Model Stock (arXiv 2403.19522), one tensor after the other.
+Their mean ("Model soups", arXiv 2203.05482), one tensor after the other.
 All is computed in float64 by NumPy on one thread: the same bits on any number of processes.
 Letters: N networks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import combinations
 from pathlib import Path
-from statistics import mean
 
 import numpy as np
 import torch
@@ -51,45 +49,6 @@ def mean_of(tensors: Sequence[np.ndarray]) -> np.ndarray:
     for tensor in tensors[1:]:
         total += tensor
     return (total / len(tensors)).astype(tensors[0].dtype)
-
-
-def model_stock(tensors: Sequence[np.ndarray], start: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return a layer of Model Stock, and its ratio t: start + t (mean - start).
-
-    Fine-tuned layers lie on a sphere around a centre; the point nearest to it on the plane through them and
-    the start is between the start and their mean (arXiv 2403.19522, section 4).
-
-    Args:
-        start: the layer before the first step. One of zeros is a new head, whose start knows nothing of the
-            task: then the mean is taken, as where a network has not moved.
-    """
-    if not start.any():
-        return mean_of(tensors), 1.0
-    start_64 = start.astype(np.float64)
-    cosine = mean_cosine([tensor - start_64 for tensor in tensors])
-    if cosine is None:
-        return mean_of(tensors), 1.0
-    ratio = stock_ratio(cosine, len(tensors))
-    total = np.zeros_like(start_64)
-    for tensor in tensors:
-        total += tensor
-    averaged = ratio * (total / len(tensors)) + (1 - ratio) * start_64
-    return averaged.astype(tensors[0].dtype), ratio
-
-
-def stock_ratio(cosine: float, num_networks: int) -> float:
-    """Return t = N cos / (1 + (N - 1) cos), from 0, the start, to 1, the mean."""
-    cosine = min(max(cosine, 0.0), 1.0)
-    return num_networks * cosine / (1 + (num_networks - 1) * cosine)
-
-
-def mean_cosine(moves: Sequence[np.ndarray]) -> float | None:
-    """Return the mean cosine of the angles between N moves away from the start; None if one has no length."""
-    lengths = [float(np.sqrt(np.square(move).sum())) for move in moves]
-    if not all(lengths):
-        return None
-    pairs = combinations(range(len(moves)), 2)
-    return mean(float((moves[a] * moves[b]).sum()) / (lengths[a] * lengths[b]) for a, b in pairs)
 
 
 def fill(model: nn.Module, tensor_of: TensorOf) -> None:

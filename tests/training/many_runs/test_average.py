@@ -23,7 +23,6 @@ from vitcli import load_model
 from vitcli.data.dataset import DataSet
 from vitcli.data.seen_images import SeenImages, digests_of
 from vitcli.evaluation.statistics import mcnemar
-from vitcli.models.pos_embed import resample_posemb
 from vitcli.weights.average import START
 from vitcli.weights.io import read_weights
 
@@ -97,7 +96,7 @@ def test_the_folder_holds_the_average_that_won_on_the_dev_part(averaged, summary
     assert sha256_of(averaged) == sha256_of(averaged / "average")
     best = max(record["candidates"], key=lambda entry: (entry["dev_top1"], -entry["dev_loss"]))
     assert record["tried"] == best["method"]
-    assert {entry["method"] for entry in record["candidates"]} == {"uniform", "greedy", "stock"}
+    assert {entry["method"] for entry in record["candidates"]} == {"uniform", "greedy"}
     for entry, path in zip(record["runs"], sorted((averaged / "runs").iterdir()), strict=True):
         assert (entry["run_dir"], entry["sha256"]) == (str(path), sha256_of(path))
     scored = run("evaluate", "--ckpt", averaged, "--precision", "fp32", "--json", "-q").json
@@ -142,19 +141,14 @@ def test_images_that_cannot_be_decoded_are_counted_once_over_all_passes(photos, 
         assert str(file.relative_to(tmp_path)) in place
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param("uniform", marks=pytest.mark.slow),
-        pytest.param("greedy", marks=pytest.mark.slow),
-        "stock",
-    ],
-)
+@pytest.mark.parametrize("method", [pytest.param("uniform", marks=pytest.mark.slow), "greedy"])
 def test_each_method_is_the_arithmetic_of_its_paper(runs, tmp_path, method):
     for number, (path, top1) in enumerate(zip(runs, (0.5, 0.9, 1.0), strict=True), start=1):
         summary = json.loads((path / "summary.json").read_text())  # all have every image right
         summary |= {"top1": top1, "elapsed_s": 10.0 * number, "exaflops": 0.25 * number}
         (path / "summary.json").write_text(json.dumps(summary))
+    if method == "greedy":  # with the first run, whose classes are exchanged, the accuracy falls
+        rewrite(runs[0], lambda about, state: [state[f"head.{name}"].mul_(-9) for name in ("weight", "bias")])
     result = average(*runs, "--method", method, "--out", tmp_path / "out")
     assert result.code == 0, result.out
     record, delivered = result.json["average"], tensors_of(tmp_path / "out")
@@ -168,41 +162,12 @@ def test_each_method_is_the_arithmetic_of_its_paper(runs, tmp_path, method):
     if record["delivered"] == "run":
         (number,) = [k for k, entry in enumerate(record["runs"]) if entry["weight"]]
         assert all((delivered[name] == each[number][name]).all() for name in delivered)
-    elif method == "stock":
-        name = "blocks.0.mlp.fc1.weight"
-        start = load_start(name)
-        moves = [(state[name].astype(np.float64) - start).ravel() for state in each]
-        cosines = [
-            a @ b / np.linalg.norm(a) / np.linalg.norm(b) for k, a in enumerate(moves) for b in moves[k + 1 :]
-        ]
-        cosine = np.mean(cosines)
-        ratio = 3 * cosine / (1 + 2 * cosine)
-        expected = ratio * np.mean([state[name] for state in each], axis=0) + (1 - ratio) * start
-        assert delivered[name] == pytest.approx(expected, abs=1e-6)
-        assert 0 < record["start_weight"] < 1
-        ratios = []
-        for name in delivered:  # by the Gram matrix of the moves; 1 for a new head, and what has not moved
-            before = np.zeros(1) if name.startswith("head.") else load_start(name)
-            moves = np.stack([(state[name] - before).ravel() for state in each])
-            lengths = np.linalg.norm(moves, axis=1)
-            if not (before.any() and lengths.all()):
-                ratios.append(1.0)
-                continue
-            cosines = (moves @ moves.T / np.outer(lengths, lengths))[np.triu_indices(3, 1)]
-            cosine = np.clip(cosines.mean(), 0, 1)
-            ratios.append(3 * cosine / (1 + 2 * cosine))
-        assert record["start_weight"] == pytest.approx(1 - np.mean(ratios))
     else:
         members = [k for k, entry in enumerate(record["runs"]) if entry["weight"]]
+        assert members == ([1, 2] if method == "greedy" else [0, 1, 2])
         for name, tensor in delivered.items():
             expected = np.mean([each[k][name].astype(np.float64) for k in members], axis=0)
             assert tensor.tobytes() == expected.astype(np.float32).tobytes(), name
-
-
-def load_start(name: str) -> np.ndarray:
-    tensor = read_weights("demo").state[name]
-    tensor = resample_posemb(tensor, (8, 8), (2, 2)) if name == "pos_embed" else tensor
-    return tensor.numpy().astype(np.float64)
 
 
 @pytest.mark.slow
@@ -312,10 +277,10 @@ def rewrite(folder: Path, change) -> None:
 BAD_WEIGHTS = {
     "another start": (lambda about, state: about["metadata"].update({START: "0" * 32}), "different weights"),
     "another order": (lambda about, state: about["class_names"].reverse(), "another order"),
-    "fresh": (lambda about, state: about["metadata"].update({"from": None}), "no start in common"),
+    "fresh": (lambda about, state: about["metadata"].update({"from": None}), "no common initialization"),
     "other pixels": (
         lambda about, state: about["preprocessing"].update({"interpolation": "bicubic"}),
-        "other pixels",
+        "different pixels",
     ),
     "other network": (
         lambda about, state: about["architecture"].update({"gelu": "erf"}),
@@ -356,6 +321,8 @@ def test_what_is_no_finished_run_is_refused(photos, averaged, runs, tmp_path):
     moved = error_of(averaged, "--dataset", tmp_path / "moved", "--out", tmp_path / "out", code=3)
     assert "moved" in moved["message"] + moved["where"]
     assert run("average").code == 2
+    unknown = run("average", *runs[:2], "--method", "model-stock", "--json")
+    assert unknown.code == 2 and "'model-stock'" in unknown.json["error"]["message"], unknown
     assert not (tmp_path / "out").exists()
 
 
@@ -369,7 +336,7 @@ def test_runs_that_cannot_be_averaged_are_refused_before_the_first_step(photos, 
     unlike = run(*TUNE, *words, *layered, "--runs", 2)
 
     for outcome, message in (
-        (fresh, "no start in common"),
+        (fresh, "no common initialization"),
         (nothing, "held out"),
         (unknown, "train.average_runs"),
         (alone, "train.runs is 1"),

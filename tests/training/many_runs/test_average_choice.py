@@ -9,7 +9,7 @@ from scipy.stats import binomtest
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.statistics import paired_interval
 from vitcli.training.many_runs import average, average_inputs
-from vitcli.training.many_runs.average_choice import (
+from vitcli.training.many_runs.average import (
     Candidate,
     DevScore,
     best_candidate,
@@ -73,12 +73,15 @@ def test_of_several_averages_the_best_on_the_dev_part_is_taken():
     candidates = [
         Candidate("uniform", (0, 1), score_of(90, 0.5)),
         Candidate("greedy", (0,), score_of(90, 0.4)),
-        Candidate("stock", (0, 1), score_of(89, 0.1), ratio=0.8),
+        Candidate("uniform", (0, 1), score_of(89, 0.1)),
     ]
 
     assert best_candidate(candidates).method == "greedy"
     assert best_candidate([Candidate("uniform", (0, 1))]).score is None
-    assert [candidate.weights(2) for candidate in candidates] == [[0.5, 0.5], [1.0, 0.0], [0.4, 0.4]]
+    assert [[candidate.weight(number) for number in (0, 1)] for candidate in candidates[:2]] == [
+        [0.5, 0.5],
+        [1.0, 0.0],
+    ]
 
 
 @pytest.mark.parametrize("inner", ["", "runs"])
@@ -104,13 +107,13 @@ def test_images_that_runs_report_on_choose_no_average():
     dev = SimpleNamespace(name="dev", fingerprint="def")
 
     with pytest.raises(DataError, match="the runs report on these images"):
-        average.usable_dev(dev, runs, is_held_out=False)
+        average_inputs.usable_dev(dev, runs, is_held_out=False)
 
 
 def test_a_folder_of_another_request_is_no_average_of_this_one(tmp_path):
-    (tmp_path / "average.json").write_text('{"asked": {"method": "stock", "runs": ["a", "b"]}}')
+    (tmp_path / "average.json").write_text('{"asked": {"method": "uniform", "runs": ["a", "b"]}}')
 
     with pytest.raises(VitError, match="another average"):
         average.finished(tmp_path, {"method": "greedy", "runs": ["a", "b"]})
-    assert average.finished(tmp_path, {"method": "stock", "runs": ["a", "b"]}) is None  # not finished
+    assert average.finished(tmp_path, {"method": "uniform", "runs": ["a", "b"]}) is None  # not finished
     assert average.finished(tmp_path, {"method": "greedy"}, overwrite=True) is None

@@ -1,12 +1,13 @@
 """The average of several runs as one model: `vit average`, and `train.average_runs` of a recipe.
 
-The averages are made in one network, a tensor at a time, and scored on images that no run was trained on and
-none is reported on. One is delivered if it is not worse there than the runs, see `paired_test`; else the best
-run is.
+The averages are made in one network, a tensor at a time, and scored on a dev split that no run was trained on
+and none is reported on. One is delivered if it is not worse there than the runs, see `paired_test`; else the
+best run is. Letters: N images of the dev split.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -15,47 +16,51 @@ import numpy as np
 import torch
 
 from vitcli import recipe as recipes
-from vitcli.data import classes as data_classes
+from vitcli.data.dataset import DataSet, open_held_out_dev, open_train_and_eval
 from vitcli.data.image_cache import ImageCache
-from vitcli.data.seen_images import KEY, merged, never_trained_on
+from vitcli.data.seen_images import KEY, merged
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
-from vitcli.errors import DataError, VitError
+from vitcli.distributed import peers
+from vitcli.distributed.runtime import Runtime
+from vitcli.distributed.runtime import start as start_runtime
 from vitcli.evaluation import inference
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.metrics import metrics_of
 from vitcli.evaluation.predictions import Predictions, scores_of_classes, unique_names
-from vitcli.evaluation.statistics import interval_of
+from vitcli.evaluation.setup import settings_of_run, starts_of, trained_on_by
+from vitcli.evaluation.statistics import interval_of, mcnemar, paired_interval
 from vitcli.export.model_card import model_card
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json
 from vitcli.output.owned_folder import refuse_other
+from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name
 from vitcli.output.run_folder import AVERAGE, RunFolder
 from vitcli.output.summaries import RunScores, TrainingSummary
 from vitcli.output.text import lines_of
-from vitcli.training.many_runs.average_choice import (
-    Candidate,
-    DevScore,
-    best_candidate,
-    best_run,
-    greedy_members,
-    paired_test,
+from vitcli.training.many_runs.average_inputs import (
+    FinishedRun,
+    find_runs,
+    in_classes_of,
+    open_named_dev,
+    read_runs,
+    refuse_several_labels,
+    refuse_without_dev,
+    usable_dev,
+    with_data,
 )
-from vitcli.training.many_runs.average_inputs import FinishedRun, start_of, trained_on
 from vitcli.training.results import write_run_predictions
-from vitcli.weights.average import START, WeightsFiles, check_names, fill, mean_of, model_stock
+from vitcli.training.setup import RunOptions
+from vitcli.weights.average import START, WeightsFiles, check_names, fill, mean_of
 from vitcli.weights.io import read_weights, write_weights
 from vitcli.weights.licences import KEY as LICENCE
 from vitcli.weights.load import load_for_inference
 
-AUTO, UNIFORM, GREEDY, STOCK, RUN = (
-    "auto",
-    "uniform",
-    "greedy",
-    "stock",
-    "run",
-)  # what is delivered, the last: a run
+AUTO, UNIFORM, GREEDY = "auto", "uniform", "greedy"
+RUN = "run"  # what is delivered where no average is accepted
+PASSES = 2  # over the dev split, besides one of each run: its uniform average and its greedy soup
+SIGNIFICANT = 0.05  # p-value of McNemar's test below which an average is worse than the best run
 SUMS = ("elapsed_s", "exaflops")
 # Of the summary of the first run: what holds for the average, too.
 COMMON = (
@@ -68,15 +73,36 @@ KEPT = ("from", START, LICENCE, "steps", "averaged", "dev_cut")  # of the metada
 
 
 @dataclass(frozen=True)
-class AverageTask:
-    """Runs to average, and the images to choose and to report by.
+class AverageOptions:
+    """Options of `vit average`.
 
     Attributes:
-        method: "uniform", "greedy", "stock", or "auto" for the best of these.
-        dev: images to choose by, see `open_dev`; None if there are none, and the mean is delivered untested.
+        method: "uniform", "greedy", or "auto" for the better of the two.
+        dataset: where the data set of the runs is now; None for where it was.
+        split: the dev split; None for the one that the runs held out.
+        out: the folder to write; None names a new one.
+        workers: loader threads; None for the default.
+        arguments: the command line.
+    """
+
+    method: str = AUTO
+    dataset: str | None = None
+    split: str | None = None
+    out: Path | None = None
+    overwrite: bool = False
+    workers: int | None = None
+    quiet: bool = False
+    arguments: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class AverageTask:
+    """Runs to average, and the images to select and to report on.
+
+    Attributes:
+        method: as of `AverageOptions`.
+        dev: the dev split; None if there is none, and the mean is delivered without validation.
         eval_split: images to report on.
-        is_held_out: whether `dev` is the part that the runs held out.
-        images: keeps decoded images for several passes.
         out: the folder to write, and what was asked for, by which a repeated command knows it again.
         arguments: the command line.
     """
@@ -84,47 +110,97 @@ class AverageTask:
     runs: Sequence[FinishedRun]
     method: str
     dev: Split | None
-    is_held_out: bool
     eval_split: Split
     settings: EvalSettings
-    images: ImageCache
     out: Path
     asked: dict[str, Any]
-    arguments: list[str]
+    arguments: Sequence[str]
 
     @property
     def preprocessing(self) -> Preprocessing:
         return Preprocessing.from_dict(self.runs[0].preprocessing)
 
 
-def usable_dev(dev: Split, runs: Sequence[FinishedRun], *, is_held_out: bool) -> Split:
-    """Return the images of a dev part that none of the runs was trained on.
+def average(places: Sequence[str], options: AverageOptions) -> dict[str, Any]:
+    """Make one model of several finished runs, and return its summary.
+
+    Without a dev split it is the mean of the runs, and says that it is not validated.
+    """
+    runs = read_runs(find_runs(places))
+    recipe = with_data(runs[0], options.dataset)
+    out = options.out or run_folder.new_folder("average", str(recipe.data.dataset), runs[0].arch.name)
+    asked = {"method": options.method, "dataset": recipe.data.dataset, "split": options.split}
+    asked |= {"runs": [run.sha256 for run in runs]}
+    if earlier := finished(out, asked, overwrite=options.overwrite):
+        return earlier
+
+    # The data are opened before the processes join: a long download would time out in a collective.
+    before = partial(trained_on_by, starts_of(recipe), quiet=True)
+    _, reported = open_train_and_eval(recipe.data, seed=recipe.train.seed, trained_before=before)
+    refuse_several_labels([reported])
+    dev = None
+    if options.split:
+        dev = open_named_dev(recipe, options.split, runs)
+    elif all(run.recipe.data.hold_out_dev for run in runs):
+        dev = open_held_out_dev(recipe.data, kind=DataSet, trained_before=before)
+    elif options.method == GREEDY:
+        refuse_without_dev()
+    runtime = start_runtime("fp32", stall_minutes=recipe.train.stall_minutes)
+    progress = Progress(quiet=options.quiet, is_main=runtime.is_main)
+    settings = settings_of_run(recipe, runtime, progress, workers=options.workers)
+    task = AverageTask(runs, options.method, dev, reported, settings, out, asked, options.arguments)
+    images = ImageCache(recipe.data.cache, processes_here=runtime.processes_here)
+    with peers.watched(runtime):
+        task = _ready(task, images, is_held_out=options.split is None)
+        summary = Averaging(task).run(overwrite=options.overwrite)
+    runtime.shutdown()
+    return summary
+
+
+def average_of_sweep(
+    paths: Sequence[Path],
+    method: str,
+    out: Path,
+    options: RunOptions,
+    progress: Progress,
+    runtime: Runtime,
+    images: ImageCache,
+    open_data: Callable[..., DataSet],
+) -> dict[str, Any]:
+    """Make one model of the runs of a sweep, by the dev split that they held out, and return its summary."""
+    runs = read_runs(paths)
+    recipe, asked = runs[0].recipe, {"method": method, "runs": [run.sha256 for run in runs]}
+    if earlier := runtime.on_main(partial(finished, out, asked)):
+        return earlier
+    before = partial(trained_on_by, options.starts, quiet=True)
+    _, reported = open_train_and_eval(
+        recipe.data, seed=recipe.train.seed, kind=open_data, trained_before=before
+    )
+    dev = open_held_out_dev(recipe.data, kind=open_data, trained_before=before)
+    settings = settings_of_run(recipe, runtime, progress, workers=options.workers)
+    task = AverageTask(runs, method, dev, reported, settings, out, asked, options.arguments)
+    with peers.watched(runtime):
+        return Averaging(_ready(task, images, is_held_out=True)).run()
+
+
+def _ready(task: AverageTask, images: ImageCache, *, is_held_out: bool) -> AverageTask:
+    """Return the task with usable images, labelled as the runs number their classes and kept once decoded.
 
     Args:
-        is_held_out: whether it is the part that the runs held out.
-
-    Raises:
-        DataError: there are none, or they are those that the runs report on.
+        is_held_out: whether the dev split is the one that the runs held out.
     """
-    reported = {run.summary.get("eval_fingerprint") for run in runs}
-    where = f"{dev.name}, to choose the average by"
-    if dev.fingerprint in reported:
-        fix = "name others with --split: an average that is chosen by its test images has no test"
-        raise DataError("the runs report on these images", where=where, fix=fix)
-    part = never_trained_on(dev, trained_on(runs), is_held_out=is_held_out)
-    if not len(part):
-        fix = "name others with --split, or train with --set train.average_runs=auto, which holds some out"
-        raise DataError(f"all {len(dev):,} images were trained on", where=where, fix=fix)
-    return part
-
-
-def in_classes_of(split: Split, run: FinishedRun) -> Split:
-    """Return a split with its labels in the order of the classes of a run."""
-    spelled = data_classes.spelled_as(split, run.class_names)
-    matched, _ = data_classes.match_class_names(
-        spelled, run.class_names, num_classes=run.arch.num_classes, ckpt=str(run.path)
-    )
-    return matched
+    first, progress = task.runs[0], task.settings.progress
+    keep = partial(images.attach, preprocessing=task.preprocessing)
+    reported = keep(in_classes_of(task.eval_split, first), visits=1)
+    dev = task.dev and usable_dev(in_classes_of(task.dev, first), task.runs, is_held_out=is_held_out)
+    if dev:
+        dev = keep(dev, visits=len(task.runs) + PASSES)
+        progress.note(f"averages are selected on {len(dev):,} images that no run was trained on: {dev.name}")
+        for line in dev.lines:
+            progress.note(line)
+    else:
+        progress.note("note: the runs held out no dev split: their average is not validated")
+    return replace(task, dev=dev, eval_split=reported)
 
 
 def finished(out: Path, asked: Mapping[str, Any], *, overwrite: bool = False) -> dict[str, Any] | None:
@@ -152,9 +228,109 @@ def finished(out: Path, asked: Mapping[str, Any], *, overwrite: bool = False) ->
     return summary and summary | {"run_dir": str(out), "weights": str(out / run_folder.WEIGHTS)}
 
 
-def make_average(task: AverageTask, *, overwrite: bool = False) -> dict[str, Any]:
-    """Choose an average or a run, write it as a run folder and return its summary; all processes call it."""
-    return Averaging(task).run(overwrite=overwrite)
+@dataclass(frozen=True)
+class DevScore:
+    """Predictions of one network on the dev split.
+
+    Attributes:
+        is_right_N: whether the top class is right.
+        loss: mean cross-entropy in nats.
+    """
+
+    is_right_N: np.ndarray
+    loss: float
+
+    @property
+    def num_right(self) -> int:
+        return int(self.is_right_N.sum())
+
+    @property
+    def top1(self) -> float:
+        return self.num_right / len(self.is_right_N)
+
+    @property
+    def rank_key(self) -> tuple[int, float]:
+        """Rank by accuracy, then by the smaller loss; largest is best."""
+        return self.num_right, -self.loss
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An average that may be delivered, or a run.
+
+    Attributes:
+        method: "uniform", "greedy" or "run".
+        members: numbers of the runs in it.
+        score: on the dev split; None without one.
+    """
+
+    method: str
+    members: tuple[int, ...]
+    score: DevScore | None = None
+
+    def weight(self, number: int) -> float:
+        """Return the weight of a run in the average."""
+        return 1 / len(self.members) if number in self.members else 0.0
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "method": self.method,
+            "members": list(self.members),
+            "dev_top1": self.score.top1 if self.score else None,
+            "dev_loss": self.score.loss if self.score else None,
+        }
+
+
+def best_run(runs: Sequence[DevScore]) -> int:
+    """Return the number of the best run on the dev split; the first of equals."""
+    return max(range(len(runs)), key=lambda number: runs[number].rank_key)
+
+
+def best_candidate(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the candidate with the best score on the dev split; the first of equals, or the only one."""
+    if len(candidates) == 1:
+        return candidates[0]
+    return max(candidates, key=lambda candidate: candidate.score.rank_key)
+
+
+def greedy_members(
+    runs: Sequence[DevScore], score_of: Callable[[tuple[int, ...]], DevScore]
+) -> tuple[tuple[int, ...], DevScore]:
+    """Return the runs of the greedy soup and its score (arXiv 2203.05482, recipe 1).
+
+    From the best run down, each is added if the accuracy of the mean does not fall.
+
+    Args:
+        score_of: scores the mean of these runs.
+    """
+    order = sorted(range(len(runs)), key=lambda number: runs[number].rank_key, reverse=True)
+    members, score = (order[0],), runs[order[0]]
+    for number in order[1:]:
+        trial = tuple(sorted((*members, number)))
+        trial_score = score_of(trial)
+        if trial_score.num_right >= score.num_right:
+            members, score = trial, trial_score
+    return members, score
+
+
+def paired_test(score: DevScore, runs: Sequence[DevScore]) -> dict[str, Any]:
+    """Return how an average compares with its runs on the dev split, and whether it is accepted.
+
+    It is, if it has at least as many images right as the runs have in the mean, and McNemar's test does not
+    find it worse than the best of them, which was selected on the same images and so is flattered.
+    """
+    best = runs[best_run(runs)]
+    only_best = int((best.is_right_N & ~score.is_right_N).sum())
+    only_average = int((~best.is_right_N & score.is_right_N).sum())
+    p_value = mcnemar(only_best, only_average)
+    is_worse_than_best = only_average < only_best and p_value < SIGNIFICANT
+    is_below_mean = score.num_right * len(runs) < sum(run.num_right for run in runs)
+    return {
+        "difference_to_best": (only_average - only_best) / len(score.is_right_N),
+        "interval": list(paired_interval(only_best, only_average, len(score.is_right_N))),
+        "mcnemar_p": p_value,
+        "accepted": not (is_worse_than_best or is_below_mean),
+    }
 
 
 class Averaging:
@@ -166,19 +342,14 @@ class Averaging:
     def __init__(self, task: AverageTask):
         self.task, self.settings, self.runtime = task, task.settings, task.settings.runtime
         self.folder: RunFolder | None = None  # open on the first process only
-        self.start: dict[str, np.ndarray] | None = None
         self.skipped: set[str] = set()  # images that this process could not decode
-        self.notes: list[str] = []
 
-    def run(self, *, overwrite: bool) -> dict[str, Any]:
-        """Choose, score and write."""
+    def run(self, *, overwrite: bool = False) -> dict[str, Any]:
+        """Choose an average or a run, write it as a run folder and return its summary."""
         task = self.task
         self.runtime.on_main(lambda: self._open_folder(overwrite))
         try:
-            # The network, and the start of all runs where Model Stock is to be tried.
             first = task.runs[0]
-            if task.method in (STOCK, AUTO):
-                self._read_start()
             self.model, self.arch = load_for_inference(
                 read_weights(str(first.path), quiet=True),
                 first.arch.image_size,
@@ -189,12 +360,12 @@ class Averaging:
             for run in task.runs:
                 check_names(self.model.state_dict(), run.tensor_names, where=f"RUN {run.path}")
             with WeightsFiles([run.weights_file for run in task.runs]) as self.files:
-                # Choose by the dev part; then score what is delivered on the images to report on.
+                # Choose on the dev split; then score what is delivered on the images to report on.
                 scores, candidates = self._candidates()
                 delivered, record = self._choice(scores, candidates)
-                self._load(delivered)
+                self._load(delivered.members)
             predictions = self._predict(task.eval_split)
-            return self._write(delivered, record, predictions, self.runtime.union(self.skipped))
+            return self._write(record, predictions, self.runtime.union(self.skipped))
         finally:
             if self.folder:
                 self.folder.close()
@@ -203,63 +374,37 @@ class Averaging:
         task = self.task
         self.folder = RunFolder(task.out, overwrite=overwrite)
         self.folder.rewind_metrics(0)
-        self.folder.write_json(
-            AVERAGE, {"asked": task.asked}
-        )  # first: it tells the folder from that of a run
+        # First, as it tells the folder from that of a run.
+        self.folder.write_json(AVERAGE, {"asked": task.asked})
         run_folder.write_origin(self.folder, task.runs[0].recipe, task.arguments)
         self.settings.progress.note(f"run folder {task.out}")
 
-    def _read_start(self) -> None:
-        try:
-            self.start = start_of(self.task.runs[0])
-        except VitError as error:
-            if self.task.method == STOCK:
-                raise
-            self.notes.append(f"Model Stock was not tried: {error.message}")
-            self.settings.progress.note(f"note: {self.notes[-1]}")
-
-    def _load(self, candidate: Candidate) -> Candidate:
-        """Make an average in the network, and return it with the ratio of Model Stock."""
-        if candidate.method != STOCK:
-            fill(self.model, lambda name: mean_of(self.files.tensors(name, candidate.members)))
-            return candidate
-        ratios: list[float] = []
-
-        def stock(name: str) -> np.ndarray:
-            averaged, ratio = model_stock(self.files.tensors(name), self.start[name])
-            ratios.append(ratio)
-            return averaged
-
-        fill(self.model, stock)
-        return replace(candidate, ratio=mean(ratios))
+    def _load(self, members: Sequence[int]) -> None:
+        """Make the mean of these runs in the network."""
+        fill(self.model, lambda name: mean_of(self.files.tensors(name, members)))
 
     def _candidates(self) -> tuple[list[DevScore], list[Candidate]]:
-        """Return the scores of the runs on the dev part, and the averages to choose from, scored."""
+        """Return the scores of the runs on the dev split, and the averages to choose from, scored."""
         task, everyone = self.task, tuple(range(len(self.task.runs)))
         if task.dev is None:
-            return [], [self._load(Candidate(STOCK if task.method == STOCK else UNIFORM, everyone))]
+            return [], [Candidate(UNIFORM, everyone)]
         scores = []
-        for run in task.runs:
-            self._load(Candidate(RUN, (len(scores),)))
-            scores.append(self._score())
-            self.settings.progress.note(f"{run.path}: {scores[-1].top1:.2%} of {self._dev_text()}")
+        for number, run in enumerate(task.runs):
+            scores.append(self._score((number,)))
+            self.settings.progress.note(
+                f"{run.path}: {scores[-1].top1:.2%} of {len(task.dev):,} images of the dev split"
+            )
         candidates = []
         if task.method in (UNIFORM, AUTO):
-            candidates.append(self._scored(Candidate(UNIFORM, everyone)))
+            candidates.append(Candidate(UNIFORM, everyone, self._score(everyone)))
         if task.method in (GREEDY, AUTO):
-            members, score = greedy_members(scores, self._score_of_mean)
+            members, score = greedy_members(scores, self._score)
             candidates.append(Candidate(GREEDY, members, score))
-        if task.method == STOCK or (task.method == AUTO and self.start is not None):
-            candidates.append(self._scored(Candidate(STOCK, everyone)))
         return scores, candidates
 
-    def _scored(self, candidate: Candidate) -> Candidate:
-        return replace(self._load(candidate), score=self._score())
-
-    def _score_of_mean(self, members: tuple[int, ...]) -> DevScore:
-        return self._scored(Candidate(UNIFORM, members)).score
-
-    def _score(self) -> DevScore:
+    def _score(self, members: tuple[int, ...]) -> DevScore:
+        """Score the mean of these runs on the dev split."""
+        self._load(members)
         predictions = self._predict(self.task.dev)
         return DevScore(predictions.is_right_N, float(predictions.losses_N.mean()))
 
@@ -275,9 +420,6 @@ class Averaging:
         self.skipped |= set(skipped)
         return predictions
 
-    def _dev_text(self) -> str:
-        return f"{len(self.task.dev):,} images held out to choose by"
-
     def _choice(
         self, scores: Sequence[DevScore], candidates: Sequence[Candidate]
     ) -> tuple[Candidate, dict[str, Any]]:
@@ -289,7 +431,6 @@ class Averaging:
             if not tests[list(candidates).index(chosen)]["accepted"]:
                 best = best_run(scores)
                 delivered = Candidate(RUN, (best,), scores[best])
-        weights = delivered.weights(len(task.runs))
         record = {
             "method": task.method,
             "tried": chosen.method,
@@ -298,17 +439,15 @@ class Averaging:
             "dev_split": task.dev.name if task.dev else None,
             "num_dev_examples": len(scores[0].is_right_N) if scores else 0,
             "candidates": [
-                {**_facts(candidate), **test}
+                {**candidate.record(), **test}
                 for candidate, test in zip(candidates, tests or [{}], strict=True)
             ],
             "best_run": str(task.runs[best_run(scores)].path) if scores else None,
             "runs": [
-                self._run_record(number, weights[number], scores[number] if scores else None)
+                self._run_record(number, delivered.weight(number), scores[number] if scores else None)
                 for number in range(len(task.runs))
             ],
-            "start_weight": 1 - sum(weights) if delivered.method == STOCK else 0.0,
             "start_digest": task.runs[0].start or None,
-            "notes": self.notes,
         }
         return delivered, record
 
@@ -324,9 +463,7 @@ class Averaging:
             "top1": run.summary["top1"],
         }
 
-    def _write(
-        self, delivered: Candidate, record: dict[str, Any], predictions: Predictions, skipped: set[str]
-    ) -> dict[str, Any]:
+    def _write(self, record: dict[str, Any], predictions: Predictions, skipped: set[str]) -> dict[str, Any]:
         """Write the run folder, its summary last, and return the summary."""
         task, first = self.task, self.task.runs[0]
         metrics = metrics_of(*map(torch.from_numpy, (predictions.ranks_N, predictions.losses_N)))
@@ -337,9 +474,13 @@ class Averaging:
         summary = _summary_of(task, record, scores, metrics.num_examples, skipped)
         if self.folder:
             state = {name: tensor.cpu() for name, tensor in self.model.state_dict().items()}
-            described = {"preprocessing": first.preprocessing, "class_names": first.class_names}
             write_weights(
-                task.out, state, self.arch, **described, metadata=_metadata(task, record, metrics.top1)
+                task.out,
+                state,
+                self.arch,
+                preprocessing=first.preprocessing,
+                class_names=first.class_names,
+                metadata=_metadata(task, record, metrics.top1),
             )
             names = unique_names(first.class_names or [f"class {k}" for k in range(self.arch.num_classes)])
             if first.class_names:
@@ -351,17 +492,6 @@ class Averaging:
             self.folder.write_json(AVERAGE, {"asked": task.asked, **record})
             self.folder.write_summary(summary)
         return summary
-
-
-def _facts(candidate: Candidate) -> dict[str, Any]:
-    score = candidate.score
-    return {
-        "method": candidate.method,
-        "members": list(candidate.members),
-        "ratio": candidate.ratio,
-        "dev_top1": score.top1 if score else None,
-        "dev_loss": score.loss if score else None,
-    }
 
 
 def _summary_of(
@@ -406,7 +536,7 @@ def _metadata(task: AverageTask, record: dict[str, Any], top1: float) -> dict[st
     return {
         "trained_by": first.get("trained_by"),
         **{key: first[key] for key in KEPT if key in first},
-        "average": {"delivered": record["delivered"], "start_weight": record["start_weight"], "runs": runs},
+        "average": {"delivered": record["delivered"], "runs": runs},
         **({KEY: seen} if seen else {}),
         "top1": top1,
     }

@@ -1,29 +1,29 @@
-"""The runs that `vit average` is given: found, read one after the other, and refused where no average is."""
+"""What `vit average` is given: runs, read one after the other, and images; refused where no average is."""
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
-from torch import nn
 
-from vitcli.data.seen_images import SeenImages
-from vitcli.errors import VitError, WeightsError
+from vitcli.data import classes as data_classes
+from vitcli.data.dataset import from_section
+from vitcli.data.seen_images import SeenImages, never_trained_on
+from vitcli.data.split import Split
+from vitcli.errors import DataError, VitError, WeightsError
 from vitcli.io.files import open_regular
 from vitcli.models.architecture import Architecture
-from vitcli.models.layered_head import can_read_layers, with_layered_head
 from vitcli.output import run_folder
 from vitcli.output.run_folder import REPEATS
 from vitcli.output.summaries import TrainingSummary, read
 from vitcli.output.text import first_few
 from vitcli.recipe import Recipe
-from vitcli.recipe.schema import Model
+from vitcli.training.setup import RunOptions
 from vitcli.weights.average import START
-from vitcli.weights.files import checksum_of
-from vitcli.weights.io import Weights, read_weights
-from vitcli.weights.load import load, load_with_head
+from vitcli.weights.io import read_weights
+from vitcli.weights.names import FRESH
 
 SEED = "seed-"  # begins the names of repeated runs
 TAKES = "vit average takes folders of finished runs of vit finetune: RUN/runs/*, or RUN for its runs"
@@ -56,7 +56,7 @@ class FinishedRun:
 
     @property
     def start(self) -> str:
-        """The digest of the network before the first step; "" where an earlier version has not stored it."""
+        """The digest of the network before the first step; "" of fresh weights."""
         return str(self.metadata.get(START) or "")
 
     @property
@@ -68,7 +68,7 @@ def find_runs(places: Sequence[str]) -> list[Path]:
     """Return the folders of finished runs: each that is named, or its repeated runs where it has some.
 
     Raises:
-        VitError: a place is no finished run, is named twice, or there are fewer than two.
+        VitError: a place is not a finished run, is named twice, or there are fewer than two.
     """
     runs: dict[Path, Path] = {}
     for place in places:
@@ -151,19 +151,19 @@ def refuse_different(one: FinishedRun, other: FinishedRun) -> None:
         pairs = zip(one.class_names or (), other.class_names or (), strict=False)
         number, names = next(((k, pair) for k, pair in enumerate(pairs) if pair[0] != pair[1]), (0, None))
         which = f"class {number} is {names[0]} and {names[1]}" if names else "only one has their names"
-        refuse(
-            f"the runs have other classes, or another order of them: {which}", "train them on one data set"
-        )
+        fix = "train them on one data set"
+        refuse(f"the runs have different classes, or another order of them: {which}", fix)
     origins = one.metadata.get("from"), other.metadata.get("from")
     if not all(origins):
-        refuse("a run from fresh weights has no start in common with another", "average fine-tuned runs")
-    starts = (one.start, other.start) if one.start and other.start else origins
-    if starts[0] != starts[1]:
-        names = f" ({origins[0]} and {origins[1]})" if origins[0] != origins[1] else ", though of one name"
+        refuse(
+            "cannot average runs trained from scratch: no common initialization", "average fine-tuned runs"
+        )
+    if one.start != other.start:
+        names = f"{origins[0]} and {origins[1]}" if origins[0] != origins[1] else f"both named {origins[0]}"
         fix = "average runs that were fine-tuned from the same weights, with the same kind of head"
-        refuse(f"the runs started from different weights{names}: their mean is no network", fix)
+        refuse(f"the runs start from different weights ({names}) and cannot be averaged", fix)
     if one.preprocessing != other.preprocessing:
-        refuse("the runs see other pixels: size, resize, crop, mean or std differ", "give them one recipe")
+        refuse("the runs see different pixels: size, resize, crop, mean or std", "give them one recipe")
     if one.summary.get("eval_fingerprint") != other.summary.get("eval_fingerprint"):
         refuse("the runs report on different images", "average runs of one data set and one eval split")
 
@@ -174,37 +174,97 @@ def trained_on(runs: Sequence[FinishedRun]) -> np.ndarray | None:
     return None if any(part is None for part in digests) else np.unique(np.concatenate(digests))
 
 
-def start_of(run: FinishedRun) -> dict[str, np.ndarray]:
-    """Read the network before the first step of a run, as its recipe made it.
+def usable_dev(dev: Split, runs: Sequence[FinishedRun], *, is_held_out: bool) -> Split:
+    """Return the images of a dev split that none of the runs was trained on.
+
+    Args:
+        is_held_out: whether it is the one that the runs held out.
 
     Raises:
-        VitError: the checkpoint is not there or has changed, or the run does not say what it was.
+        DataError: there are none, or they are those that the runs report on.
     """
-    settings = run.recipe.model
-    where, fix = f"{settings.ckpt}, the start of {run.path}", "put the checkpoint back, or --method uniform"
-    if not run.start:
-        what = "an earlier version has stored no digest of the start, which Model Stock goes back to"
-        raise WeightsError(what, where=where, fix="--method uniform or greedy")
-    gelu = None if settings.gelu == "auto" else settings.gelu
-    weights = read_weights(settings.ckpt, model_name=settings.name, gelu=gelu, quiet=True)
-    model = _network_of(weights, settings, run)
-    if checksum_of(model.state_dict(), "") != run.start:
-        raise WeightsError(
-            "the checkpoint is no longer the one that the runs started from", where=where, fix=fix
+    reported = {run.summary.get("eval_fingerprint") for run in runs}
+    where = f"{dev.name}, to select the average on"
+    if dev.fingerprint in reported:
+        fix = "name others with --split: an average that is selected on its test images has no test"
+        raise DataError("the runs report on these images", where=where, fix=fix)
+    part = never_trained_on(dev, trained_on(runs), is_held_out=is_held_out)
+    if not len(part):
+        fix = "name others with --split, or train with --set train.average_runs=auto, which holds some out"
+        raise DataError(f"all {len(dev):,} images were trained on", where=where, fix=fix)
+    return part
+
+
+def in_classes_of(split: Split, run: FinishedRun) -> Split:
+    """Return a split with its labels in the order of the classes of a run."""
+    spelled = data_classes.spelled_as(split, run.class_names)
+    matched, _ = data_classes.match_class_names(
+        spelled, run.class_names, num_classes=run.arch.num_classes, ckpt=str(run.path)
+    )
+    return matched
+
+
+def with_data(run: FinishedRun, dataset: str | None) -> Recipe:
+    """Return the recipe of a run with its data set where it is now."""
+    recipe, is_there = run_folder.recipe_of(run.path)
+    if dataset:
+        data = recipe.data.model_copy(update={"dataset": dataset})
+        return recipe.model_copy(update={"data": data})
+    if not is_there:
+        raise DataError(
+            f"the data set of the runs is no longer where it was: {recipe.data.dataset}",
+            where=f"recipe key data.dataset in {run.path / run_folder.RECIPE}",
+            fix="name it, where it is now: --dataset DATA",
         )
-    layers = run.arch.head_layers
-    layered = with_layered_head(model, layers) if can_read_layers(model, layers) else model
-    return {name: tensor.numpy() for name, tensor in layered.state_dict().items()}
+    return recipe
 
 
-def _network_of(weights: Weights, settings: Model, run: FinishedRun) -> nn.Module:
-    options = {
-        "image_size": run.recipe.data.image_hw,
-        "num_classes": run.arch.num_classes,
-        "posemb_method": settings.posemb_resample,
-    }
-    if settings.head == "keep":
-        model, *_ = load_with_head(weights, run.class_names, data_name=str(run.path), **options)
-    else:
-        model, *_ = load(weights, **options)
-    return model
+def open_named_dev(recipe: Recipe, name: str, runs: Sequence[FinishedRun]) -> Split:
+    """Open the dev split that the user names; refuse the split that the runs report on."""
+    opened = from_section(recipe.data).open(name)
+    reported, _, rows = runs[0].summary["eval_split"].partition("[")
+    if opened.name.partition("[")[0] == reported and not rows:
+        raise DataError(
+            "the runs report on these images, and an average that is selected on its test images has no test",
+            where=f"--split {name}",
+            fix="name images that no run reports on, such as validation",
+        )
+    return opened
+
+
+def refuse_without_dev() -> NoReturn:
+    """Refuse a greedy soup of runs that held out no dev split."""
+    raise VitError(
+        "a greedy soup is selected on images that no run was trained on, and these runs held none out",
+        where="--method greedy",
+        fix="name such images with --split; or train them anew, and some are held out: "
+        "vit finetune --ckpt CKPT --dataset DATA --runs 3 --set train.average_runs=greedy",
+    )
+
+
+def refuse_to_average(command: str, recipe: Recipe, options: RunOptions) -> None:
+    """Refuse before the first step to train runs that could not be averaged.
+
+    Raises:
+        VitError: there is one run, or they start from weights of their own or are too large for one process.
+    """
+    where = f'recipe key train.average_runs = "{recipe.train.average_runs}"'
+    if recipe.train.runs == 1:
+        what = "an average is of several runs, and train.runs is 1"
+        raise VitError(what, where=where, fix="add --runs 3, or leave it out")
+    if command != "finetune" or recipe.model.ckpt == FRESH:
+        what = "cannot average runs trained from scratch: no common initialization"
+        raise VitError(what, where=where, fix="leave it out, or fine-tune a checkpoint")
+    if options.shard:
+        what = "an average is made in one process, and --shard is for networks that are too large for one"
+        raise VitError(what, where=f"--shard with {where}", fix="drop one of the two")
+
+
+def refuse_several_labels(splits: Sequence[Split]) -> None:
+    """Refuse images with several labels each, of which no image is simply right, as the paired test asks."""
+    if any(split.has_several_labels for split in splits):
+        raise DataError(
+            "averages are compared by which images they have right, and these have several labels each",
+            where=f"{splits[0].name}; recipe key train.average_runs, or vit average",
+            fix="leave the average out; the runs are trained without it",
+        )

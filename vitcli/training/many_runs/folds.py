@@ -20,17 +20,16 @@ import numpy as np
 import torch
 
 from vitcli import recipe as recipes
-from vitcli.data import dataset, loader
+from vitcli.data import dataset
 from vitcli.data.dataset import FoldedSplit
 from vitcli.data.parts.held_out import FoldName
 from vitcli.data.split import base_of
 from vitcli.data.transforms import preprocessing_of
 from vitcli.errors import VitError
 from vitcli.evaluation import inference, predictions
-from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.metrics import Metrics, metrics_of
 from vitcli.evaluation.predictions import Predictions
-from vitcli.evaluation.setup import settle_pixels
+from vitcli.evaluation.setup import settings_of_run, settle_pixels
 from vitcli.features.folds import fold_accuracy
 from vitcli.output import run_folder
 from vitcli.output.run_folder import FOLDS, PREDICTIONS, REPEATS, RunFolder, earlier_summary
@@ -224,14 +223,7 @@ class CrossValidation:
         _, recipe = recipes.trials(self._final_recipe())[0]
         start = initial_model(self.shared.make_model, recipe, folded.train)
         model = start.model.to(self.runtime.device).eval()
-        settings = EvalSettings(
-            runtime=self.runtime,
-            batch_size=recipe.eval.batch_size,
-            on_bad_image=recipe.data.on_bad_image,
-            num_threads=self.options.workers or loader.default_threads(self.runtime.processes_here),
-            progress=self.progress,
-            precision=recipe.precision.evaluation,
-        )
+        settings = settings_of_run(recipe, self.runtime, self.progress, workers=self.options.workers)
         features_ND, labels_N, rows_N = inference.features(
             model, folded.train, preprocessing_of(recipe.data), settings
         )

@@ -44,11 +44,8 @@ from vitcli.output.run_folder import (
 from vitcli.output.text import count_of, first_few
 from vitcli.recipe import Recipe, auto
 from vitcli.training.many_runs import parallel_runs, sweep_results
-from vitcli.training.many_runs.average_command import (
-    average_of_sweep,
-    refuse_several_labels,
-    refuse_to_average,
-)
+from vitcli.training.many_runs.average import average_of_sweep
+from vitcli.training.many_runs.average_inputs import refuse_several_labels, refuse_to_average
 from vitcli.training.many_runs.sequence import open_folder, run_all
 from vitcli.training.many_runs.sweep_results import Trial
 from vitcli.training.results import write_sweep_results
