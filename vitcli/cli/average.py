@@ -24,7 +24,7 @@ def average(
     runs: Annotated[list[str], typer.Argument(metavar="RUN",
         help="Folders of finished runs of vit finetune, or one with several runs.")],
     dataset: Annotated[str | None, option("--dataset", DATA,
-        "Data set of the runs, if it has moved.", "DATA",
+        "Data set of the runs, if it has moved (default: where it was).", "DATA",
         autocompletion=complete.datasets)] = None,
     split: Annotated[str | None, option("--split", DATA,
         "Split to select the average on, not a test split; images that were trained on are left out "
