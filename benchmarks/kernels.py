@@ -6,7 +6,7 @@
                 FLOPs: 2 x multiply-adds forward, 3 x that for a step. The rate is that of the network's dense
                 layers, measured in the same run
     parts       milliseconds of one layer: dense layers, attention, GELU, norm
-    attention   the table that models/attention.py rests on: fused kernel against written out, by tokens
+    attention   the table that models/kernels.py rests on: fused kernel against written out, by tokens
 
 Both sides alternate; a time is the best of all rounds. With --threads 1 it is CPU time, which a busy machine
 hardly changes.
@@ -22,9 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitcli.bench import limits
-from vitcli.models import attention, features, gelu
+from vitcli.models import features, kernels
 from vitcli.models.build import architecture, build
-from vitcli.models.packed import low_precision_weights
 
 CPU = torch.device("cpu")
 TOKENS = (17, 50, 65, 197, 257, 577, 785, 1025)
@@ -52,11 +51,11 @@ def with_torchs_kernels(work: Work) -> Work:
     """Run the work with the fused kernel and torch's GELU, as timm does."""
 
     def run() -> object:
-        had_bf16, attention.HAS_BF16 = attention.HAS_BF16, False
+        had_bf16, kernels.HAS_BF16 = kernels.HAS_BF16, False
         try:
             return work()
         finally:
-            attention.HAS_BF16 = had_bf16
+            kernels.HAS_BF16 = had_bf16
 
     return run
 
@@ -80,7 +79,7 @@ def show_network(options: argparse.Namespace) -> None:
         loss.backward()
 
     def packed_forward() -> float:
-        with low_precision_weights(model.eval(), CPU, "bf16"):
+        with kernels.dense_layers(model.eval(), CPU, "bf16"):
             return best_ms({"ours": lambda: forward(is_ours=True)}, 1)["ours"]
 
     shapes = limits.linear_shapes(arch, options.batch_size, "cpu")
@@ -142,8 +141,8 @@ def show_parts(options: argparse.Namespace) -> None:
     hidden = torch.randn(options.batch_size, num_tokens, block.mlp.fc1.out_features).bfloat16()
     qkv = torch.randn(options.batch_size, num_tokens, 3, heads, width // heads).bfloat16()
     rows = {
-        "attention": (F.scaled_dot_product_attention, attention.attend, qkv.permute(2, 0, 3, 1, 4)),
-        "tanh-GELU": (lambda x: F.gelu(x, approximate="tanh"), gelu.ChoosesGelu(), (hidden,)),
+        "attention": (F.scaled_dot_product_attention, kernels.attend, qkv.permute(2, 0, 3, 1, 4)),
+        "tanh-GELU": (lambda x: F.gelu(x, approximate="tanh"), kernels.ChoosesGelu(), (hidden,)),
         "GELU of erf": (F.gelu, F.gelu, (hidden,)),
         "layer norm": (block.norm1, block.norm1, (tokens,)),
     }
@@ -165,7 +164,7 @@ def dense_ms(
     block: nn.Module, dense: list[nn.Module], tokens: Tensor, hidden: Tensor, packs: bool, rounds: int
 ) -> float:
     inputs = [tokens.bfloat16(), tokens.bfloat16(), tokens.bfloat16(), hidden]
-    with torch.no_grad(), low_precision_weights(block, CPU, "bf16") if packs else nullcontext():
+    with torch.no_grad(), kernels.dense_layers(block, CPU, "bf16") if packs else nullcontext():
         works = {str(i): without_gradients(*pair) for i, pair in enumerate(zip(dense, inputs, strict=True))}
         return sum(best_ms(works, rounds).values())
 
@@ -181,11 +180,11 @@ def show_attention(options: argparse.Namespace) -> None:
 
 def show_attention_row(dtype: torch.dtype, batch: int, heads: int, num_tokens: int, rounds: int) -> None:
     qkv = torch.randn(batch, num_tokens, 3, heads, 64, dtype=dtype).permute(2, 0, 3, 1, 4)
-    fused, ours = F.scaled_dot_product_attention, attention.attend
+    fused, ours = F.scaled_dot_product_attention, kernels.attend
     works = {"fused": without_gradients(fused, *qkv), "ours": without_gradients(ours, *qkv)}
     works |= {"fused back": forward_backward(fused, *qkv), "ours back": forward_backward(ours, *qkv)}
     a, b, c, d = best_ms(works, rounds).values()
-    is_kept = num_tokens <= attention.MOST_KEPT
+    is_kept = num_tokens <= kernels.MOST_KEPT
     kept = batch * heads * num_tokens**2 * dtype.itemsize / 2**20 if is_kept else 0
     print(
         f"{str(dtype).removeprefix('torch.'):9} {batch:3} x {heads:2} heads x {num_tokens:4} tokens "

@@ -450,7 +450,7 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/models/gelu.py",
+        "vitcli/models/kernels.py",
         "tests/models/test_gelu.py::test_in_float64_the_kernel_is_torchs_tanh_form_and_its_derivative",
     ): {
         "a digit of GELU's constant is missing": (

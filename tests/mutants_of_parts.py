@@ -71,7 +71,7 @@ OF_PARTS = {
             "dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.control)",
         ),
     },
-    ("vitcli/distributed/failures.py", "tests/distributed/test_launch.py"): {
+    ("vitcli/distributed/launch.py", "tests/distributed/test_launch.py"): {
         "the last error is the cause": ("first = min(causes, ", "first = max(causes, "),
     },
     # What is chosen, and by which images.

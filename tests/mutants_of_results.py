@@ -98,7 +98,7 @@ OF_RESULTS = {
             "number_of[labels]",
         ),
     },
-    ("vitcli/distributed/threads.py", "tests/distributed/test_threads.py"): {
+    ("vitcli/distributed/transfer.py", "tests/distributed/test_threads.py"): {
         "the loader takes OpenMP threads": ("        torch.set_num_threads(1)", "        pass"),
     },
     # Pixels.
@@ -252,7 +252,7 @@ OF_RESULTS = {
             "tokens_of(model, encoded).mean(dim=1)",
         ),
     },
-    ("vitcli/models/gelu.py", "tests/models/test_gelu.py"): {
+    ("vitcli/models/kernels.py", "tests/models/test_gelu.py"): {
         "a slope of GELU": ("alpha=-1.5 / SLOPE", "alpha=-1.4 / SLOPE"),
     },
     (

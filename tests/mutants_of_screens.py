@@ -265,7 +265,7 @@ OF_SCREENS = {
         ),
     },
     (
-        "vitcli/distributed/failures.py",
+        "vitcli/distributed/launch.py",
         "tests/distributed/test_launch.py::test_a_run_that_ctrl_c_has_stopped_ends_with_130_whichever_process_got_it",
     ): {
         "Ctrl-C ends several processes with 143": (
@@ -274,7 +274,7 @@ OF_SCREENS = {
         ),
     },
     (
-        "vitcli/distributed/failures.py",
+        "vitcli/distributed/launch.py",
         "tests/distributed/test_launch.py::test_of_two_killed_processes_the_first_is_named",
     ): {
         "the last of two killed processes is named": (
@@ -514,7 +514,7 @@ OF_SCREENS = {
         ),
     },
     (
-        "vitcli/distributed/failures.py",
+        "vitcli/distributed/launch.py",
         "tests/distributed/test_launch.py::test_of_processes_that_ended_by_themselves_the_one_with_the_highest_code_is_named",
     ): {
         "the lowest exit code is the cause": (
@@ -725,7 +725,7 @@ OF_SCREENS = {
         ),
     },
     (
-        "vitcli/distributed/memory.py",
+        "vitcli/distributed/runtime.py",
         "tests/distributed/test_runtime.py::test_the_peak_memory_of_a_process_is_in_gib",
     ): {
         "the memory of a process is in MiB": ("return int(kib) / 2**20", "return int(kib) / 2**10"),

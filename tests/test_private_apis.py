@@ -24,7 +24,7 @@ from tests.conftest import REPOSITORY
 from vitcli.data import transforms
 from vitcli.distributed import accelerate_settings, fsdp, runtime
 from vitcli.inspection.attention import record_attention
-from vitcli.models import masked_patch, pos_embed
+from vitcli.models import kernels, masked_patch, pos_embed
 from vitcli.models.pos_embed import RelativeAttention
 
 TABLE = (REPOSITORY / "docs" / "architecture.md").read_text().partition("## What is not public")[2]
@@ -326,28 +326,62 @@ def test_matplotlib_and_datasets_are_used_by_their_public_names_alone():
         assert not re.search(r"(matplotlib|datasets|pyarrow|PIL|rich|pydantic)\._\w|\._indices\b", text), path
 
 
-@pytest.mark.skipif(not runtime.cpu_has_bf16(), reason="packs in native bf16")
-def test_torch_has_onednns_packed_products():
-    rows, weight, bias = (torch.randn(*shape).bfloat16() for shape in ((5, 24), (8, 24), (8,)))
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+class Namespace:
+    """torch's operators without those that `vit` calls by private names, or with others in their place."""
 
-    plain = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
-    gelu = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "gelu", [], "tanh")
-
-    expected = nn.functional.linear(rows, weight, bias)
-    assert torch.equal(plain, expected)
-    torch.testing.assert_close(gelu, nn.functional.gelu(expected, approximate="tanh"), atol=0.02, rtol=0.01)
+    def __init__(self, **others):
+        vars(self).update(others)
 
 
-def test_torch_has_the_gradient_of_a_softmax():
-    logits, toward = torch.randn(2, 3, 5, dtype=torch.float64).unbind()
-    logits.requires_grad_()
-    weights = logits.softmax(dim=-1)
-    weights.backward(toward)
+@pytest.fixture
+def unknown_kernels():
+    """Ask torch anew for its private kernels, in this test and after it."""
+    switches = (kernels._has_onednn, kernels._has_softmax_gradient)
+    for switch in switches:
+        switch.cache_clear()
+    yield
+    for switch in switches:
+        switch.cache_clear()
 
-    torch.ops.aten._softmax_backward_data.out(toward, weights.detach(), -1, toward.dtype, grad_input=toward)
 
-    torch.testing.assert_close(toward, logits.grad)
+OTHER_PRODUCTS = Namespace(
+    _reorder_linear_weight=nn.Identity(), _linear_pointwise=lambda *_: torch.zeros(3, 8)
+)
+
+
+@pytest.mark.parametrize("mkldnn", [Namespace(), OTHER_PRODUCTS])
+def test_a_torch_without_onednns_packed_products_casts_weights_and_says_so(
+    mkldnn, unknown_kernels, monkeypatch
+):
+    monkeypatch.setattr(torch, "ops", Namespace(mkldnn=mkldnn, aten=torch.ops.aten))
+    monkeypatch.setattr(kernels, "HAS_BF16", True)
+    layer, rows = nn.Linear(24, 8), torch.randn(5, 24)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = layer(rows)
+        with (
+            pytest.warns(UserWarning, match="oneDNN's packed product is not in torch .* as vit knows it"),
+            kernels.dense_layers(layer, torch.device("cpu"), "bf16"),
+        ):
+            assert torch.equal(layer(rows), expected)
+
+
+OTHER_GRADIENT = Namespace(_softmax_backward_data=Namespace(out=lambda *_, **__: None))
+
+
+@pytest.mark.parametrize("aten", [Namespace(), OTHER_GRADIENT])
+def test_a_torch_without_the_gradient_of_a_softmax_computes_it_by_its_formula(
+    aten, unknown_kernels, monkeypatch
+):
+    tensors = [torch.randn(1, 2, 5, 8).bfloat16().requires_grad_() for _ in range(3)]
+    expected = torch.autograd.grad(kernels.attend(*tensors).sum(), tensors)
+    kernels._has_softmax_gradient.cache_clear()
+    monkeypatch.setattr(torch, "ops", Namespace(aten=aten))
+
+    with pytest.warns(UserWarning, match="the gradient of softmax is not in torch"):
+        gradients = torch.autograd.grad(kernels.attend(*tensors).sum(), tensors)
+
+    for gradient, known in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, known, atol=0.05, rtol=0.05)
 
 
 def test_every_private_name_in_the_code_is_in_the_table():

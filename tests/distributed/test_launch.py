@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vitcli.distributed import failures, launch
+from vitcli.distributed import launch
 from vitcli.errors import DataError, NotFiniteError, ProcessError, VitError
 
 STEP = {  # what srun says to task 5 of a step of 7 tasks on two nodes
@@ -47,7 +47,7 @@ def test_the_first_error_that_is_not_a_lost_connection_wins():
     }
 
     with pytest.raises(DataError, match="a bad image") as raised:
-        failures.first_failure(given, 2)
+        launch.first_failure(given, 2)
     assert raised.value.where == "here"
 
 
@@ -55,10 +55,10 @@ def test_a_killed_process_is_named_even_if_its_peers_complain():
     given = {0: failure(7, told(7, "a peer is gone")), 1: failure(-9)}
 
     with pytest.raises(ProcessError, match="process 1 of the run was killed by SIGKILL") as killed:
-        failures.first_failure(given, 2)
+        launch.first_failure(given, 2)
     assert "out of memory" in killed.value.fix
     with pytest.raises(ProcessError, match="process 0 of the run was killed by SIGABRT") as aborted:
-        failures.first_failure({0: failure(-6)}, 1)
+        launch.first_failure({0: failure(-6)}, 1)
     assert "collective of GPUs" in aborted.value.fix
 
 
@@ -69,7 +69,7 @@ def test_of_an_error_of_all_processes_the_first_one_has_the_word():
     )
 
     with pytest.raises(NotFiniteError) as raised:
-        failures.first_failure(given, 2)
+        launch.first_failure(given, 2)
     assert raised.value.where == "last good checkpoint: step 2"
 
 
@@ -82,7 +82,7 @@ def test_of_different_errors_the_first_in_time_is_the_cause_whatever_its_rank():
     }
 
     with pytest.raises(DataError, match="a bad image"):
-        failures.first_failure(given, 4)
+        launch.first_failure(given, 4)
 
 
 LOST = failure(7, told(7, "a peer is gone", at=10.0))
@@ -90,7 +90,7 @@ LOST = failure(7, told(7, "a peer is gone", at=10.0))
 
 def test_of_processes_that_ended_by_themselves_the_one_with_the_highest_code_is_named():
     with pytest.raises(ProcessError, match="process 1 of the run ended too early, with exit code 5"):
-        failures.first_failure({0: failure(3), 1: failure(5), 2: failure(1)}, 3)
+        launch.first_failure({0: failure(3), 1: failure(5), 2: failure(1)}, 3)
 
 
 @pytest.mark.parametrize(
@@ -108,25 +108,25 @@ def test_the_process_that_the_others_waited_for_is_named(silent, message):
     given = {0: LOST, 2: failure(7, told(7, "a peer is gone", at=10.5))} | ({1: silent} if silent else {})
 
     with pytest.raises(ProcessError, match=message) as raised:
-        failures.first_failure(given, 3)
+        launch.first_failure(given, 3)
     assert raised.value.where == "here" or "SIGKILL" in message
 
 
 def test_a_process_that_ends_by_itself_is_an_error_though_the_others_have_been_asked_to_stop():
     with pytest.raises(ProcessError, match="process 1 of the run ended too early, with exit code 3"):
-        failures.first_failure({0: failure(143), 1: failure(3)}, 2)
-    assert failures.first_failure({0: failure(143)}, 2) == 143  # the other one was at its end
+        launch.first_failure({0: failure(143), 1: failure(3)}, 2)
+    assert launch.first_failure({0: failure(143)}, 2) == 143  # the other one was at its end
 
 
 def test_processes_that_stopped_after_saving_give_their_exit_code():
-    assert failures.first_failure({0: failure(143), 1: failure(143)}, 2) == 143
+    assert launch.first_failure({0: failure(143), 1: failure(143)}, 2) == 143
 
 
 def test_an_error_within_a_result_that_is_printed_is_the_exit_code_alone():
     printed = told(8, "top1 is 0.5: top1>=0.9 does not hold") | {"is_printed": True}
 
-    assert failures.first_failure({0: failure(8, printed)}, 2) == 8
-    assert failures.first_failure({0: failure(8, printed), 1: failure(143)}, 2) == 8
+    assert launch.first_failure({0: failure(8, printed)}, 2) == 8
+    assert launch.first_failure({0: failure(8, printed), 1: failure(143)}, 2) == 8
 
 
 def test_the_launcher_raises_the_reported_error(tmp_path, monkeypatch):
@@ -137,14 +137,14 @@ def test_the_launcher_raises_the_reported_error(tmp_path, monkeypatch):
 
     left = json.loads((tmp_path / "error.json").read_text())
     with pytest.raises(DataError, match="bad"):
-        failures.first_failure({0: SimpleNamespace(exitcode=3, pid=1, error_file_data=left)}, 1)
+        launch.first_failure({0: SimpleNamespace(exitcode=3, pid=1, error_file_data=left)}, 1)
 
 
 def test_a_bug_in_a_process_is_reported_as_it_was_and_exits_1():
     bug = told(1, "a bug in vit: KeyError: 'x'") | {"where": "the traceback is in /run/vit-crash-7.txt"}
 
     with pytest.raises(VitError, match="a bug in vit: KeyError") as raised:
-        failures.first_failure({0: failure(7, told(7, "a peer is gone", at=0.5)), 1: failure(1, bug)}, 2)
+        launch.first_failure({0: failure(7, told(7, "a peer is gone", at=0.5)), 1: failure(1, bug)}, 2)
     assert raised.value.exit_code == 1
     assert raised.value.where == "the traceback is in /run/vit-crash-7.txt"
     assert VitError.exit_code == 2
@@ -405,10 +405,10 @@ def test_a_launched_process_has_begun_with_its_launcher(environ):
 
 
 def test_a_run_that_ctrl_c_has_stopped_ends_with_130_whichever_process_got_it():
-    assert failures.first_failure({0: failure(143), 1: failure(130)}, 2) == 130
-    assert failures.first_failure({0: failure(130), 1: failure(143)}, 2) == 130
+    assert launch.first_failure({0: failure(143), 1: failure(130)}, 2) == 130
+    assert launch.first_failure({0: failure(130), 1: failure(143)}, 2) == 130
 
 
 def test_of_two_killed_processes_the_first_is_named():
     with pytest.raises(ProcessError, match="process 1 of the run was killed by SIGKILL"):
-        failures.first_failure({1: failure(-9), 2: failure(-9)}, 3)
+        launch.first_failure({1: failure(-9), 2: failure(-9)}, 3)

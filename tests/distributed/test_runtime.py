@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.conftest import REPOSITORY, run
 from tests.fake_device import report_gpus
 from vitcli.distributed import device as devices
-from vitcli.distributed import launch, memory, numerics, runtime
+from vitcli.distributed import launch, numerics, runtime
 from vitcli.errors import MachineError, VitError
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -335,7 +335,7 @@ def test_the_peak_memory_of_a_process_is_in_gib():
     resident = psutil.Process().memory_info().rss / 2**30
 
     assert 0.5 * resident < runtime.peak_memory_gib() < 20 * resident
-    found = memory.peaks()
+    found = runtime.peak_memory()
     assert 0.5 * resident < found["host_peak_memory_gib"] < 20 * resident
     assert found["device_peak_memory_gib"] is None
 

@@ -6,7 +6,7 @@ from threading import Barrier
 import pytest
 import torch
 
-from vitcli.distributed import threads
+from vitcli.distributed import transfer
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def threads_seen_by(pool: ThreadPoolExecutor, num_threads: int) -> list[int]:
 
 
 def test_each_thread_computes_on_one_core_and_all_others_as_before(three_threads):
-    with threads.single_core_pool(4, "beside") as pool, ThreadPoolExecutor(1) as later:
+    with transfer.single_core_pool(4, "beside") as pool, ThreadPoolExecutor(1) as later:
         torch.rand(10**6).exp_()
 
         assert threads_seen_by(pool, 4) == [1, 1, 1, 1]
@@ -46,10 +46,10 @@ def test_where_the_system_gives_no_more_threads_none_is_left_waiting(three_threa
         made.append(Scarce(*args, **options))
         return made[0]
 
-    monkeypatch.setattr(threads, "ThreadPoolExecutor", make)
+    monkeypatch.setattr(transfer, "ThreadPoolExecutor", make)
 
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        threads.single_core_pool(4, "beside")
+        transfer.single_core_pool(4, "beside")
 
     made[0].shutdown(wait=True)  # returns
     assert torch.get_num_threads() == 3

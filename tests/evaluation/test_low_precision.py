@@ -9,7 +9,7 @@ from vitcli.data import dataset
 from vitcli.data.transforms import Preprocessing
 from vitcli.distributed import runtime
 from vitcli.evaluation import inference
-from vitcli.models import attention, packed
+from vitcli.models import kernels
 from vitcli.output.progress import Progress
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
@@ -32,8 +32,7 @@ def test_real_photographs_keep_their_classes_and_logits_in_bf16(name, count, sha
         return torch.cat([logits_BK for _, logits_BK in outputs])
 
     exact, ours = logits("fp32"), logits("bf16")
-    monkeypatch.setattr(attention, "HAS_BF16", False)
-    monkeypatch.setattr(packed, "HAS_BF16", False)
+    monkeypatch.setattr(kernels, "HAS_BF16", False)
     torchs = logits("bf16")
 
     # As near to fp32 as torch's kernels are; a changed class is one of two that are about as likely.

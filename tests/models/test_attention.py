@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitcli.models import attention
+from vitcli.models import kernels
 from vitcli.models.build import TransformerOptions, architecture, build
 
 NUM_TOKENS = 9
@@ -18,19 +18,19 @@ MASK = torch.ones(NUM_TOKENS, NUM_TOKENS)
 @pytest.fixture(autouse=True)
 def native_bf16(monkeypatch):
     """Choose as on a CPU that multiplies bf16, whatever this one does."""
-    monkeypatch.setattr(attention, "HAS_BF16", True)
+    monkeypatch.setattr(kernels, "HAS_BF16", True)
 
 
 @pytest.fixture
 def written_out(monkeypatch) -> list[tuple]:
     """The shapes of all queries that were written out."""
-    shapes, attend = [], attention.attend
+    shapes, attend = [], kernels.attend
 
     def record(q_BATE, *others):
         shapes.append(tuple(q_BATE.shape))
         return attend(q_BATE, *others)
 
-    monkeypatch.setattr(attention, "attend", record)
+    monkeypatch.setattr(kernels, "attend", record)
     return shapes
 
 
@@ -54,12 +54,12 @@ def by_formula(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 @pytest.mark.parametrize("most_kept", [NUM_TOKENS - 1, NUM_TOKENS])
 @pytest.mark.parametrize("cached_bytes", [1, 4 * 2 * NUM_TOKENS**2, 2**20])
 def test_outputs_and_gradients_are_those_of_the_formula(num_queries, most_kept, cached_bytes, monkeypatch):
-    monkeypatch.setattr(attention, "MOST_KEPT", most_kept)
-    monkeypatch.setattr(attention, "CACHED_BYTES", cached_bytes)
+    monkeypatch.setattr(kernels, "MOST_KEPT", most_kept)
+    monkeypatch.setattr(kernels, "CACHED_BYTES", cached_bytes)
     tensors = [x.requires_grad_() for x in in_heads(num_queries=num_queries, num_keys=NUM_TOKENS)]
     exact = [x.detach().double().requires_grad_() for x in tensors]
 
-    outputs, expected = attention.attend(*tensors, 0.3), by_formula(*exact, 0.3)
+    outputs, expected = kernels.attend(*tensors, 0.3), by_formula(*exact, 0.3)
     toward = torch.randn_like(expected)
     outputs.backward(toward.bfloat16())
     expected.backward(toward)
@@ -75,10 +75,10 @@ def test_outputs_and_gradients_are_those_of_the_formula(num_queries, most_kept, 
 
 def test_no_bit_depends_on_the_groups_of_heads_or_on_kept_weights(monkeypatch):
     def run(*, cached_bytes: int, most_kept: int) -> list[Tensor]:
-        monkeypatch.setattr(attention, "CACHED_BYTES", cached_bytes)
-        monkeypatch.setattr(attention, "MOST_KEPT", most_kept)
+        monkeypatch.setattr(kernels, "CACHED_BYTES", cached_bytes)
+        monkeypatch.setattr(kernels, "MOST_KEPT", most_kept)
         tensors = [x.requires_grad_() for x in in_heads(num_queries=NUM_TOKENS, num_keys=NUM_TOKENS)]
-        outputs = attention.attend(*tensors)
+        outputs = kernels.attend(*tensors)
         outputs.float().square().sum().backward()
         return [outputs, *(x.grad for x in tensors)]
 
@@ -134,7 +134,7 @@ def test_a_compiled_network_has_the_plain_operations_in_one_graph(monkeypatch):
 
 
 def test_a_cpu_that_emulates_bf16_keeps_the_fused_kernel(written_out, monkeypatch):
-    monkeypatch.setattr(attention, "HAS_BF16", False)
+    monkeypatch.setattr(kernels, "HAS_BF16", False)
 
     forward(small(), torch.bfloat16)
 
@@ -144,7 +144,7 @@ def test_a_cpu_that_emulates_bf16_keeps_the_fused_kernel(written_out, monkeypatc
 @pytest.mark.parametrize("options", [{"dropout_p": 0.5}, {"is_causal": True}, {"attn_mask": MASK}])
 def test_dropout_and_masks_are_torchs_without_gradients(options, written_out):
     q, k, _ = in_heads(num_queries=NUM_TOKENS, num_keys=NUM_TOKENS)
-    with attention._WrittenOut():
+    with kernels._WrittenOut():
         torch.manual_seed(0)
         ours = F.scaled_dot_product_attention(q, k, k, **options)
     torch.manual_seed(0)
@@ -156,7 +156,7 @@ def test_in_training_a_bias_of_the_logits_has_its_gradient():
     q, k, _ = (x.requires_grad_() for x in in_heads(num_queries=NUM_TOKENS, num_keys=NUM_TOKENS))
     bias, of_ours = (torch.randn(1, 2, NUM_TOKENS, NUM_TOKENS).requires_grad_() for _ in range(2))
     of_ours.data.copy_(bias.data)
-    with attention._WrittenOut():
+    with kernels._WrittenOut():
         ours = F.scaled_dot_product_attention(q, k, k, attn_mask=of_ours)
     expected = F.scaled_dot_product_attention(q.double(), k.double(), k.double(), attn_mask=bias.double())
     for outputs in (ours, expected):
@@ -168,7 +168,7 @@ def test_in_training_a_bias_of_the_logits_has_its_gradient():
 
 def test_dropout_of_the_weights_drops_all_or_nothing():
     q, k, v = (x.requires_grad_() for x in in_heads(num_queries=NUM_TOKENS, num_keys=NUM_TOKENS))
-    with attention._WrittenOut():
+    with kernels._WrittenOut():
         assert not F.scaled_dot_product_attention(q, k, v, dropout_p=1.0).any()
         half = F.scaled_dot_product_attention(q, k, torch.ones_like(v), dropout_p=0.5)
 
@@ -185,7 +185,7 @@ def test_other_networks_of_timm_keep_their_function(name, count, written_out):
     image = torch.randn(1, 3, 224, 224)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         before = model(image).float()
-        attention.choose_attention(model)
+        kernels.choose_attention(model)
         after = model(image).float()
 
     assert (after - before).norm() < 0.05 * before.norm()

@@ -8,12 +8,12 @@ import torch
 from timm.layers.activations import GELUTanh
 from torch import nn
 
-from vitcli.models import attention, gelu
+from vitcli.models import kernels
 
 
 @pytest.fixture(autouse=True)
 def native_bf16(monkeypatch):
-    monkeypatch.setattr(attention, "HAS_BF16", True)
+    monkeypatch.setattr(kernels, "HAS_BF16", True)
 
 
 def by_formula(x: torch.Tensor) -> torch.Tensor:
@@ -22,7 +22,7 @@ def by_formula(x: torch.Tensor) -> torch.Tensor:
 
 def activation() -> nn.Module:
     model = nn.Sequential(GELUTanh())
-    gelu.choose_gelu(model)
+    kernels.choose_gelu(model)
     return model
 
 
@@ -47,21 +47,21 @@ def test_it_is_timms_bit_for_bit_without_gradients_in_fp32_and_elsewhere(monkeyp
         assert torch.equal(activation()(rows), GELUTanh()(rows))
     trained = x.bfloat16().requires_grad_()
     assert not torch.equal(activation()(trained), GELUTanh()(trained))
-    monkeypatch.setattr(attention, "HAS_BF16", False)
+    monkeypatch.setattr(kernels, "HAS_BF16", False)
     assert torch.equal(activation()(trained), GELUTanh()(trained))
 
 
 def test_a_copy_has_the_choice_too_and_a_second_choice_changes_nothing():
     model = copy.deepcopy(activation())
-    gelu.choose_gelu(model)
+    kernels.choose_gelu(model)
 
-    assert type(model[0]) is gelu.ChoosesGelu
+    assert type(model[0]) is kernels.ChoosesGelu
 
 
 def test_in_float64_the_kernel_is_torchs_tanh_form_and_its_derivative():
     """Where nothing is rounded, any other constant shows."""
     xs = [torch.linspace(-8, 8, 2_001, dtype=torch.float64).requires_grad_() for _ in range(2)]
-    values = gelu._Gelu.apply(xs[0]), nn.functional.gelu(xs[1], approximate="tanh")
+    values = kernels._Gelu.apply(xs[0]), nn.functional.gelu(xs[1], approximate="tanh")
     for value in values:
         value.sum().backward()
 

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitcli.distributed.runtime import cpu_has_bf16
-from vitcli.models import features, packed
+from vitcli.models import features, kernels
 from vitcli.models.build import TransformerOptions, architecture, build
 
 CPU = torch.device("cpu")
-onednn = pytest.mark.skipif(not (cpu_has_bf16() and packed._has_onednn()), reason="packs in native bf16")
+onednn = pytest.mark.skipif(not (cpu_has_bf16() and kernels._has_onednn()), reason="packs in native bf16")
 
 
 def small(**options) -> nn.Module:
@@ -36,13 +36,13 @@ def in_bf16(function, *args) -> Tensor:
 
 
 def with_weights_cast_once(model: nn.Module, function, *args) -> Tensor:
-    with packed.dense_layers(model, CPU, "bf16"):
+    with kernels.dense_layers(model, CPU, "bf16"):
         return in_bf16(function, *args)
 
 
 @pytest.mark.parametrize("is_packed", [pytest.param(True, marks=onednn), False])
 def test_products_with_weights_cast_once_have_the_bits_of_autocast(is_packed, monkeypatch):
-    monkeypatch.setattr(packed, "HAS_BF16", is_packed)
+    monkeypatch.setattr(kernels, "HAS_BF16", is_packed)
     model = nn.Sequential(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 8, bias=False))
     for rows in (torch.randn(5, 24), torch.randn(3, 9, 24)[:, :1], torch.randn(0, 24)):
         result = with_weights_cast_once(model, model, rows)
@@ -80,7 +80,7 @@ def test_the_network_is_as_before_after_the_pass_and_after_an_error():
     before = {name: set(vars(module)) for name, module in model.named_modules()}
     expected = model(images())
 
-    with pytest.raises(ZeroDivisionError), packed.dense_layers(model, CPU, "bf16"):
+    with pytest.raises(ZeroDivisionError), kernels.dense_layers(model, CPU, "bf16"):
         assert "forward" in vars(model.blocks[0].mlp.fc1)
         raise ZeroDivisionError
 
@@ -89,10 +89,10 @@ def test_the_network_is_as_before_after_the_pass_and_after_an_error():
 
 
 def test_in_fp32_every_product_is_that_of_the_network():
-    model, block = small(), images(packed.BLOCK_ROWS)
+    model, block = small(), images(kernels.BLOCK_ROWS)
     expected = model(block)
 
-    with torch.no_grad(), packed.dense_layers(model, CPU, "fp32"):
+    with torch.no_grad(), kernels.dense_layers(model, CPU, "fp32"):
         assert torch.equal(features.logits(model, block), expected)
 
 
@@ -131,7 +131,7 @@ def test_no_bit_of_a_row_in_fp32_depends_on_the_rows_around_it(shape, threads):
     layer, rows = nn.Linear(*shape), torch.randn(150, shape[0])
     torch.set_num_threads(threads)
     try:
-        with packed.dense_layers(layer, CPU, "fp32"), torch.no_grad():
+        with kernels.dense_layers(layer, CPU, "fp32"), torch.no_grad():
             alone = torch.cat([layer(row[None]) for row in rows])
             of_some = {count: layer(rows[:count]) for count in (4, 37, 150)}
             no_rows = layer(rows[:0])

@@ -16,7 +16,7 @@ from vitcli.data.loader import Batch
 from vitcli.data.sampler import TrainSampler
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, preprocessing_of, train_transform_of
-from vitcli.distributed import memory
+from vitcli.distributed.runtime import reset_peaks
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.evaluation.setup import settle_pixels
 from vitcli.output.progress import Progress
@@ -64,7 +64,7 @@ def measure_data(recipe: Recipe, options: BenchOptions, *, split: str, is_traini
         sides |= _timm_sides(recipe, rows, batch_size, num_threads, steps, is_training=is_training)
 
     note_duration(progress, f"{steps} batches of {batch_size}", steps * step_s, options, len(sides))
-    memory.reset_peaks()
+    reset_peaks()
     laps = interleaved(sides, options.repeats)
     return {
         "command": "bench data",

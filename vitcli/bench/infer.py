@@ -28,8 +28,8 @@ from vitcli.data import dataset, loader
 from vitcli.data.loader import Batch
 from vitcli.data.split import Split
 from vitcli.data.transforms import preprocessing_of
-from vitcli.distributed import launch, memory
-from vitcli.distributed.runtime import Runtime
+from vitcli.distributed import launch
+from vitcli.distributed.runtime import Runtime, peak_memory, reset_peaks
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import is_out_of_memory
 from vitcli.evaluation import inference
@@ -190,7 +190,7 @@ def _measure(case: Case, runtime: Runtime, progress: Progress, options: BenchOpt
     what = f"{case.arch.name} at {case.arch.image_size[0]} px, {steps} batches of {batch_size}"
     note_duration(progress, what, (steps + SETTLE) * step_s, options, num_sides)
 
-    memory.reset_peaks()
+    reset_peaks()
     peaks: list[dict[str, float | None]] = []
     laps_of = {"settle": SETTLE, "per_lap": steps}
     stream = Stream(outputs, device, images_of=lambda output: len(output[1]), waits=batches, **laps_of)
@@ -326,9 +326,9 @@ def _forward(case: Case, runtime: Runtime, size: int) -> None:
 def _forward_bytes(case: Case, runtime: Runtime, size: int) -> float:
     """Return the largest memory of this process in a forward pass, in bytes."""
     _free()
-    memory.reset_peaks()
+    reset_peaks()
     _forward(case, runtime, size)
-    return memory.peaks()["host_peak_memory_gib"] * 2**30
+    return peak_memory()["host_peak_memory_gib"] * 2**30
 
 
 def _free() -> None:

@@ -11,7 +11,7 @@ from vitcli.bench.measure import Lap, synchronize
 from vitcli.data.loader import read_example
 from vitcli.data.split import Split
 from vitcli.distributed.runtime import LOW_PRECISION
-from vitcli.distributed.threads import single_core_pool
+from vitcli.distributed.transfer import single_core_pool
 from vitcli.models import flops
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import build

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vitcli.data.loader import Batch
-from vitcli.distributed import memory
+from vitcli.distributed.runtime import peak_memory
 
 LAP_S = 2.0  # length of a lap where the number of steps is left to us
 MOST_STEPS = 500
@@ -189,7 +189,7 @@ def watched(lap: Callable[[], Lap], peaks: list[dict[str, float | None]]) -> Cal
 
     def with_memory() -> Lap:
         done = lap()
-        peaks.append(memory.peaks())
+        peaks.append(peak_memory())
         return done
 
     return with_memory

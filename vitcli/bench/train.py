@@ -25,8 +25,7 @@ from vitcli.bench.setup import BenchOptions, check_one_process, machine, note_du
 from vitcli.data import dataset, loader
 from vitcli.data.loader import Batch
 from vitcli.data.transforms import to_model_range
-from vitcli.distributed import memory
-from vitcli.distributed.runtime import autocast
+from vitcli.distributed.runtime import autocast, peak_memory, reset_peaks
 from vitcli.evaluation.setup import settle_pixels
 from vitcli.models.build import last_layers
 from vitcli.models.masked_patch import MaskedPatchModel
@@ -70,7 +69,7 @@ def measure_train(recipe: Recipe, options: BenchOptions) -> dict[str, Any]:
     theirs: list[Callable[[], Lap]] = []
 
     def turn_of_the_others() -> None:
-        peaks.append(memory.peaks())
+        peaks.append(peak_memory())
         others["bare"].append(bare.lap(steps))
         if options.compare:
             if not theirs:  # built after our first lap, whose memory is our own
@@ -151,7 +150,7 @@ def _run_loop(
         batches, job.runtime.device, settle=SETTLE_STEPS * parts, per_lap=steps * parts, between=between
     )
     settings = replace(loop_settings(job), lr_at=lambda step: 0.0)  # noise as images would end in infinities
-    memory.reset_peaks()
+    reset_peaks()
     objective = training_task(job.recipe.objective).objective
     train(
         state,

@@ -24,7 +24,7 @@ from vitcli.data.sampler import ROWS_PER_TASK, TrainSampler, derive_seed, row_ra
 from vitcli.data.split import Label, ReadRow, Split, check_label
 from vitcli.data.transforms import Preprocessing, TrainTransform
 from vitcli.distributed import launch
-from vitcli.distributed.threads import single_core_pool
+from vitcli.distributed.transfer import single_core_pool
 from vitcli.errors import DataError
 
 TRIES_PER_EXAMPLE = 100  # rows tried in place of one that cannot be decoded before the run stops

@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -334,6 +334,10 @@ def peak_memory_gib() -> float:
     """Return the peak memory of this process: on the GPU if there is one, else in main memory."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
+    return _largest_resident_gib()
+
+
+def _largest_resident_gib() -> float:
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -351,6 +355,31 @@ def reset_peak_memory() -> None:
     """Count the peak of a GPU's memory from now on, not that of earlier runs and trials in this process."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
+
+
+def reset_peaks() -> None:
+    """Forget the largest memory so far; that of the process where the system allows it (Linux)."""
+    reset_peak_memory()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> dict[str, float | None]:
+    """Return the largest memory since the last reset, in GiB: of this process, and of its GPU."""
+    has_gpu = torch.cuda.is_available()
+    return {
+        "host_peak_memory_gib": _host_peak_gib(),
+        "device_peak_memory_gib": peak_memory_gib() if has_gpu else None,
+    }
+
+
+def _host_peak_gib() -> float:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        kib = next(line.split()[1] for line in lines if line.startswith("VmHWM"))
+        return int(kib) / 2**20
+    except (OSError, StopIteration):  # macOS: since the process began
+        return _largest_resident_gib()
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -1,11 +1,13 @@
-"""Copies between main memory and a device for which the host does not wait.
+"""Work beside the network: threads, and copies to and from a device for which the host does not wait.
 
 A CUDA device works through a queue that the host fills ahead of it. Reading a number of it with `.item()` or
 `.cpu()` waits until the queue is empty, and so may a copy from pageable memory to it.
 """
 
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from threading import Barrier
 
 import torch
 from torch import Tensor
@@ -29,6 +31,31 @@ def seed_generators(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(seed)
+
+
+def single_core_pool(num_threads: int, name: str) -> ThreadPoolExecutor:
+    """Return threads in each of which an operation of torch takes one core; nothing changes in this one.
+
+    Otherwise each of them starts OpenMP threads of its own. Where there are more than cores, idle or not, the
+    OpenMP library lets those of the network sleep after each operation: steps took up to 1.7 times as long
+    (docs/loader.md).
+    """
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+    num_here, all_started = torch.get_num_threads(), Barrier(num_threads)
+
+    def compute_alone(_: int) -> None:
+        all_started.wait()  # one that is done would be given the task of another, which is then never started
+        torch.get_num_threads()  # takes over the number of the process, now and not after the next line
+        torch.set_num_threads(1)  # of this thread, and of those that have not computed yet
+
+    try:
+        list(pool.map(compute_alone, range(num_threads)))
+    except RuntimeError:  # the system gives no more threads
+        all_started.abort()
+        raise
+    finally:
+        torch.set_num_threads(num_here)
+    return pool
 
 
 @lru_cache(maxsize=64)

@@ -32,14 +32,14 @@ from vitcli.errors import DataError, WeightsError
 from vitcli.evaluation import metrics
 from vitcli.evaluation.predictions import Predictions
 from vitcli.models import features as model_features
-from vitcli.models.packed import dense_layers
+from vitcli.models.kernels import dense_layers
 from vitcli.output import profile
 from vitcli.output.profile import StepProfiler
 from vitcli.output.progress import Progress
 
 # On a CPU a matrix product of few rows sums in another order (measured with MKL 2024.2), and several
 # threads split its rows so that one gets few. With the tokens of 4 images, and with single vectors as
-# `models.packed` computes them, no bit depends on the batch size there; on a GPU the last ones may.
+# `models.kernels` computes them, no bit depends on the batch size there; on a GPU the last ones may.
 MULTIPLE = 4
 NUM_LIKELIEST = 5  # classes kept of each prediction
 MOST_SCORES = 2**27  # of rows times classes, kept for AUROC and mAP: half a GiB, 134,000 images of ImageNet

@@ -22,8 +22,7 @@ from vitcli import recipe as recipes
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.parts.cuts import groups_to_divide
 from vitcli.data.split import Split
-from vitcli.distributed import memory
-from vitcli.distributed.runtime import autocast
+from vitcli.distributed.runtime import autocast, peak_memory, reset_peaks
 from vitcli.errors import DataError, Stopped, VitError
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.setup import RunSettings, eval_settings, read_checkpoint, seen_by
@@ -42,7 +41,7 @@ from vitcli.features.layers import (
 from vitcli.features.least_squares import Solution, has_others, left_out_hits, parts, solve
 from vitcli.models.blocks import LayerLayout, layout_of, reading
 from vitcli.models.flops import num_params
-from vitcli.models.packed import dense_layers
+from vitcli.models.kernels import dense_layers
 from vitcli.output import plots, run_folder
 from vitcli.output.atomic import replace_file, write_json
 from vitcli.output.progress import Progress
@@ -538,7 +537,7 @@ def measure_speed(extractor: FeatureExtractor) -> Speed:
         elapsed_s[layer].append(time.perf_counter() - began_at)
 
     model.eval()
-    memory.reset_peaks()
+    reset_peaks()
     with torch.no_grad(), dense_layers(model, device, settings.precision):
         for number in range(PASSES + 2):
             if number == 2:
@@ -547,7 +546,7 @@ def measure_speed(extractor: FeatureExtractor) -> Speed:
             with autocast(device, settings.precision), reading(_blocks(model), layers, note):
                 encoded = model.forward_features(images_BCHW)
             note(0, encoded)
-    peaks = memory.peaks()
+    peaks = peak_memory()
     rates = {layer: batch_size / min(times) for layer, times in sorted(elapsed_s.items())}
     return Speed(rates, peaks["device_peak_memory_gib"] or peaks["host_peak_memory_gib"])
 

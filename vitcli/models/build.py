@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from vitcli.errors import VitError, is_out_of_memory, nearest
 from vitcli.models import pos_embed
 from vitcli.models.architecture import GAP, Architecture
-from vitcli.models.attention import choose_attention
-from vitcli.models.gelu import choose_gelu
 from vitcli.models.init import init_as_the_authors
+from vitcli.models.kernels import choose_attention, choose_gelu
 from vitcli.models.layered_head import with_layered_head
 from vitcli.models.resnet import use_official_arithmetic
 from vitcli.models.variants import SIZES, VARIANTS, Variant, find_variant, resized, variant_of_timm

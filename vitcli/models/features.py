@@ -13,7 +13,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from vitcli.errors import VitError
-from vitcli.models import attention
+from vitcli.models import kernels
 
 
 def logits(model: nn.Module, images_BCHW: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def class_token_alone(model: nn.Module) -> Iterator[None]:
     last = model.blocks[-1] if type(model) is VisionTransformer and has_normed_token(model) else None
     is_on = (
         type(last) is Block
-        and attention.class_of(last.attn) is Attention
+        and kernels.class_of(last.attn) is Attention
         and getattr(last.attn, "gate", None) is None
         and not (torch.is_grad_enabled() or model.training)
         and torch.is_autocast_enabled(next(model.parameters()).device.type)
@@ -73,8 +73,8 @@ def _first_token(block: Block, tokens_BTD: Tensor) -> Tensor:
     qkv_BT3AE = layer.qkv(block.norm1(tokens_BTD)).unflatten(-1, (3, layer.num_heads, -1))
     q_BATE, k_BATE, v_BATE = qkv_BT3AE.permute(2, 0, 3, 1, 4).unbind(0)
     q_BA1E, k_BATE = layer.q_norm(q_BATE[:, :, :1]), layer.k_norm(k_BATE)
-    is_written_out = attention.is_written_out(tokens_BTD)
-    attend = attention.attend if is_written_out else F.scaled_dot_product_attention
+    is_written_out = kernels.is_written_out(tokens_BTD)
+    attend = kernels.attend if is_written_out else F.scaled_dot_product_attention
     read_B1D = layer.norm(attend(q_BA1E, k_BATE, v_BATE).transpose(1, 2).flatten(2))
     token_B1D = tokens_BTD[:, :1] + block.ls1(layer.proj(read_B1D))
     return token_B1D + block.ls2(block.mlp(block.norm2(token_B1D)))

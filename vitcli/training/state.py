@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from vitcli import __version__
 from vitcli.distributed import fsdp, launch
 from vitcli.distributed.runtime import Runtime, reset_peak_memory
-from vitcli.distributed.threads import single_core_pool
-from vitcli.distributed.transfer import select_device
+from vitcli.distributed.transfer import select_device, single_core_pool
 from vitcli.errors import VitError
 from vitcli.output.run_folder import RunFolder, library_versions
 from vitcli.output.text import duration

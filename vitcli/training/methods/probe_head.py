@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitcli.distributed.threads import single_core_pool
+from vitcli.distributed.transfer import single_core_pool
 from vitcli.evaluation.belief.temperature import DIGITS, LEAST_SCALE, MOST_SCALE, softmax_scale
 from vitcli.features import least_squares
 from vitcli.features.draws import SWEEP
