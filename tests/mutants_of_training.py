@@ -67,7 +67,7 @@ OF_TRAINING = {
     ): {
         "a stored distance is rounded down": ("-_rounded_down(-chosen[0])", "_rounded_down(chosen[0])"),
     },
-    ("vitcli/training/methods/thresholds.py", "tests/training/methods/test_thresholds.py"): {
+    ("vitcli/training/splits.py", "tests/training/test_splits.py"): {
         "images of other classes calibrate a network": (
             "return split if is_same and not split.is_large else choice",
             "return split",
@@ -325,12 +325,12 @@ OF_TRAINING = {
         ),
     },
     (
-        "vitcli/training/methods/held_out.py",
+        "vitcli/training/splits.py",
         "tests/training/test_early_stopping.py::test_a_tenth_of_the_images_is_held_out_to_choose_by_and_never_more_than_500",
     ): {
         "a thousand images are held out to choose by": (
-            "FRACTION, MOST = 0.1, 500",
-            "FRACTION, MOST = 0.1, 1000",
+            "MOST_TO_CHOOSE_BY = 0.1, 500",
+            "MOST_TO_CHOOSE_BY = 0.1, 1000",
         ),
     },
     (

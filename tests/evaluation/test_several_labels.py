@@ -246,7 +246,7 @@ def test_a_test_split_chooses_no_threshold(shapes, tmp_path):
     more[more.index("--dataset") + 1] = tmp_path / "two"
     outcome = run(*(word for word in more if word != "--quiet"), "--out", tmp_path / "even")
     assert outcome.json["thresholds_chosen_on"] is None
-    assert "the thresholds of all classes stay 0.5" in outcome.err
+    assert "class thresholds stay at 0.5" in outcome.err
 
 
 def test_the_softmax_is_refused_for_several_labels(shapes, tmp_path):

@@ -19,8 +19,7 @@ from tests.training.test_finetune import SMALL, fingerprint, stopped_in_part, wh
 from vitcli import recipe as recipes
 from vitcli.data.dataset import DataSet
 from vitcli.evaluation.metrics import Metrics
-from vitcli.training import loop
-from vitcli.training.methods import held_out
+from vitcli.training import loop, splits
 from vitcli.training.methods.early_stopping import BestWeights
 
 PATIENCE, STEPS = 2, 60
@@ -184,14 +183,14 @@ def test_the_best_is_that_of_the_highest_precision_or_accuracy_and_then_of_the_s
 def test_a_tenth_of_the_images_is_held_out_to_choose_by_and_never_more_than_500(
     monkeypatch, num_rows, dev_fraction, fraction
 ):
-    monkeypatch.setattr(held_out, "cut_dev", lambda train, **how: how)
+    monkeypatch.setattr(splits, "cut_dev", lambda train, **how: how)
     train = replace(DataSet("demo").open("train").part(0, 2, name="two"), name="many")
     train = train.rows(np.arange(num_rows) % 2)
     changes = {"train.patience": 2, "eval.every": 1, "data.dev_fraction": dev_fraction}
     recipe = recipes.settled(recipes.load("finetune/default", ["data.dataset=demo"]), changes)
 
-    how = held_out.hold_out(train, recipe)
+    how = splits.hold_out(train, recipe)
 
     assert how == {"dev_fraction": pytest.approx(fraction), "split": train.name, "stratified": True}
     unstopped = recipes.settled(recipe, {"train.patience": 0})
-    assert held_out.hold_out(train, unstopped) == (train, None)
+    assert splits.hold_out(train, unstopped) == (train, None)

@@ -15,7 +15,7 @@ from vitcli.output.progress import wrapped_lines
 from vitcli.output.text import NO_LIMIT
 from vitcli.training import notes
 from vitcli.training.notes import Opening, opening
-from vitcli.training.splits import declared_splits
+from vitcli.training.splits import RunSplits, declared_splits
 
 
 class Said:
@@ -89,7 +89,7 @@ def opened(root: Path, *, scored_left_out: LeftOut | None = None, **changes) -> 
         notes=["note: pixels"],
     )
     plan = SimpleNamespace(epochs=400.0, batch_size=32, num_examples=200)
-    splits = (train, scored, whole.rows(np.arange(300, 320)))
+    splits = RunSplits(train, scored, whole.rows(np.arange(300, 320)))
     unreadable = [f"demo, split train, row 3, file {root / 'cat/3.jpg'}"]
     return opening("finetune", recipe, start, plan, splits, unreadable, [], is_seen=True)
 

@@ -25,12 +25,12 @@ from vitcli.features import least_squares
 from vitcli.models.build import TransformerOptions, architecture, build, last_layers
 from vitcli.models.features import outputs
 from vitcli.output.text import brief_delivery, delivery_text
-from vitcli.training.methods import held_out as held_out_module
+from vitcli.training import splits
 from vitcli.training.methods import probe_head, start
 from vitcli.training.methods.delivery import choose, interpolate
-from vitcli.training.methods.held_out import hold_out
 from vitcli.training.methods.probe_head import calibration, closed_form_head
 from vitcli.training.methods.start import copy_of, start_weights
+from vitcli.training.splits import hold_out
 
 PROBE = ("--set", "model.head=probe")
 SHAPES = {"more rows than features": (60, 8), "more features than rows": (12, 40)}
@@ -210,11 +210,11 @@ def test_images_to_choose_by_are_of_every_class_and_no_longer_trained_on(photos)
     places = [{split.where_is(row) for row in range(len(split))} for split in (rest, choice, train)]
     assert places[0] | places[1] == places[2] and not places[0] & places[1]
     assert len(held_out(train, probe, "data.dev_fraction=0")[1]) == 2
-    with pytest.raises(VitError, match="has one image, so none can be held out"):
+    with pytest.raises(VitError, match="has a single image, so no dev split"):
         held_out(train.rows(np.array([0, 12])), probe)
     assert held_out(train) == (train, None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(held_out_module, "MOST", 4)
+        patch.setattr(splits, "MOST_TO_CHOOSE_BY", 4)
         assert len(held_out(train, probe, "data.dev_fraction=0.25")[1]) == 4
 
 

@@ -376,7 +376,7 @@ def test_runs_side_by_side_share_the_cores_and_have_the_options_of_the_sweep(
     options = RunOptions(per_device_batch=4, workers=2, arms_parallel=parallel, **switches)
     small = recipe.load("finetune/default", (), {"model.ckpt": "demo", "data.dataset": "demo"})
 
-    parallel_runs._start("finetune", tmp_path / "arms/lr-1", small, options, 0, tmp_path)
+    parallel_runs._start("finetune", tmp_path / "arms/lr-1", small, options, 0, tmp_path, {**os.environ})
 
     ((words, how),) = started
     assert how["env"]["OMP_NUM_THREADS"] == threads

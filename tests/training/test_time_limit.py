@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import time
+from dataclasses import replace
 from threading import Timer
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from vitcli.errors import VitError
 from vitcli.training import loop, schedule
 from vitcli.training.methods import time_limit
 from vitcli.training.methods.time_limit import Scoring, TimeLimit, scoring_of
+from vitcli.training.splits import RunSplits
 from vitcli.training.validation import PeriodicEvaluation
 
 
@@ -286,8 +288,7 @@ def test_the_forecast_counts_the_images_that_calibrate(eval_split, believed_by, 
     recipe = recipes.load("finetune/default", [f"data.eval_split={eval_split}"], {"data.dataset": "photos"})
     folds = FoldName.of(eval_split)
     job = SimpleNamespace(
-        recipe=recipe, train_split=parts["train"], eval_split=parts["eval"], choice_split=parts["choice"],
-        belief_split=parts[believed_by], threshold_split=None, probe=None,
+        recipe=recipe, splits=RunSplits(**parts, calibration=parts[believed_by]),
         is_of_all_folds=folds is not None and folds.fold is None,
         is_of_one_fold=folds is not None and folds.fold is not None and not folds.is_choice,
     )  # fmt: skip
@@ -384,13 +385,12 @@ def test_a_run_scores_what_it_reports_on_and_what_it_chooses_by(head, patience, 
         train=SimpleNamespace(patience=patience),
         eval=SimpleNamespace(every=50),
     )
-    nothing = dict.fromkeys(("probe", "threshold_split", "belief_split"))
-    splits = {"train_split": range(1_000), "eval_split": range(100), "choice_split": range(20)}
-    job = SimpleNamespace(recipe=recipe, is_of_all_folds=False, **nothing, **splits)
+    splits = RunSplits(range(1_000), range(100), range(20))
+    job = SimpleNamespace(recipe=recipe, is_of_all_folds=False, splits=splits)
 
     assert time_limit.scoring_of(job) == Scoring(50, num_periodic, num_final)
-    probe = (range(7), range(9))
-    assert time_limit.scoring_of(SimpleNamespace(**vars(job) | {"probe": probe})).num_final == num_final + 9
+    job.splits = replace(splits, probe=(range(7), range(9)))
+    assert time_limit.scoring_of(job).num_final == num_final + 9
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,12 @@ from vitcli.bench.measure import (
     synchronize,
 )
 from vitcli.bench.setup import BenchOptions, check_one_process, machine, note_duration
-from vitcli.data import dataset, loader
+from vitcli.data import loader
+from vitcli.data.dataset import DataSet
 from vitcli.data.loader import Batch
 from vitcli.data.transforms import to_model_range
 from vitcli.distributed.runtime import autocast, peak_memory, reset_peaks
-from vitcli.evaluation.setup import settle_pixels
+from vitcli.evaluation.setup import settle_pixels, starts_of
 from vitcli.models.build import last_layers
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.output.progress import Progress
@@ -36,6 +37,7 @@ from vitcli.training.loop import train
 from vitcli.training.objective import training_task
 from vitcli.training.run import batches_of, loop_settings
 from vitcli.training.setup import InitialModel, RunOptions, TrainingJob, set_up
+from vitcli.training.splits import RunData
 from vitcli.training.state import TrainingState, build_state
 
 SETTLE_STEPS = 2  # before each lap, not timed: the first after a pause are slower
@@ -124,15 +126,18 @@ def _job(recipe: Recipe, options: BenchOptions) -> TrainingJob:
         return start
 
     is_synthetic = recipe.data.dataset == synthetic.NAME
-    open_data = synthetic.SyntheticDataSet if is_synthetic else dataset.DataSet
-    job = set_up(command, recipe, run_options, make_model, open_data=open_data)
+    kind = synthetic.SyntheticDataSet if is_synthetic else DataSet
+    data = RunData(starts_of(recipe), quiet=True, kind=kind)
+    job = set_up(command, recipe, run_options, make_model, data=data)
     if options.cached:  # every image is read once
-        limits.decode_lap(job.train_split, len(job.train_split), options.workers or loader.default_threads(1))
+        limits.decode_lap(
+            job.splits.train, len(job.splits.train), options.workers or loader.default_threads(1)
+        )
     return job
 
 
 def _synthetic_batches(job: TrainingJob) -> Iterator[Batch]:
-    image_size, num_classes = job.recipe.data.image_hw, job.train_split.num_classes
+    image_size, num_classes = job.recipe.data.image_hw, job.splits.train.num_classes
     return synthetic.batches(job.plan.per_device_batch, image_size, num_classes)
 
 
@@ -218,11 +223,11 @@ def _timm_side(job: TrainingJob, steps: int, options: BenchOptions) -> Callable[
     model.to(runtime.device)
     if recipe.data.dataset == synthetic.NAME:
         size = recipe.data.image_hw
-        batches = timm_peer.noise(batch_size, size, job.train_split.num_classes, runtime.device)
+        batches = timm_peer.noise(batch_size, size, job.splits.train.num_classes, runtime.device)
     else:
         batches = iter(
             timm_peer.data_loader(
-                job.train_split, recipe.data, batch_size=batch_size, is_training=True, device=runtime.device,
+                job.splits.train, recipe.data, batch_size=batch_size, is_training=True, device=runtime.device,
                 num_workers=options.workers or loader.default_threads(1),
             )
         )  # fmt: skip

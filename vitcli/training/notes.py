@@ -14,8 +14,8 @@ from vitcli.data.split import Split, classes_without
 from vitcli.output.progress import Progress, wrapped_lines
 from vitcli.output.text import count_of, cut, first_few, size_text, within
 from vitcli.recipe import Recipe
-from vitcli.training.methods.thresholds import gives_one_class
 from vitcli.training.schedule import Plan
+from vitcli.training.splits import RunSplits, gives_one_class
 from vitcli.training.text import length_text
 
 if TYPE_CHECKING:  # it imports this module
@@ -92,7 +92,7 @@ def opening(
     recipe: Recipe,
     start: "InitialModel",
     plan: Plan,
-    splits: tuple[Split, Split, Split | None],
+    splits: RunSplits,
     unreadable: Sequence[str],
     of_choice: Sequence[str],
     *,
@@ -101,12 +101,11 @@ def opening(
     """Return what a run says before its first step.
 
     Args:
-        splits: to train on, to score and to choose by.
         unreadable: places of images that are left out.
         of_choice: lines on labels, and on what is chosen by which images.
         is_seen: look for images that the checkpoint was trained on.
     """
-    train, scored, choice = splits
+    train, scored, choice = splits.train, splits.eval, splits.choice
     size, origin = size_text(recipe.data.image_size), f" from {start.origin}:" if start.origin else ","
     counts = [f"training on {count_of(len(train), 'image')}{_labels_text(recipe, train)}"]
     counts += [f"{len(choice):,} to choose by"] if choice is not None else []
@@ -172,11 +171,11 @@ def _labels_text(recipe: Recipe, split: Split) -> str:
     return f" of numbers ({split.class_names[0]}, {numbers.min():g} to {numbers.max():g})"
 
 
-def of_labels(recipe: Recipe, train_split: Split, chosen_on: Split | None) -> list[str]:
-    """Return the lines of `unusual_labels`, and of the images that thresholds are `chosen_on`."""
+def of_labels(recipe: Recipe, splits: RunSplits) -> list[str]:
+    """Return the lines of `unusual_labels`, and of the images that thresholds are chosen on."""
     if recipe.objective.loss == "masked_patch":
         return []
-    return unusual_labels(train_split) + _of_thresholds(recipe, train_split, chosen_on)
+    return unusual_labels(splits.train) + _of_thresholds(recipe, splits.train, splits.thresholds)
 
 
 def _of_thresholds(recipe: Recipe, train_split: Split, chosen_on: Split | None) -> list[str]:
@@ -188,12 +187,12 @@ def _of_thresholds(recipe: Recipe, train_split: Split, chosen_on: Split | None) 
             f"thresholds of the classes are chosen on {count_of(len(chosen_on), 'image')}: {chosen_on.name}"
         ]
     fix = "--set data.eval_split=dev_fraction holds a part of train out, or add a validation split"
-    return [f"note: the thresholds of all classes stay 0.5, since a test split is not to choose by; {fix}"]
+    return [f"note: class thresholds stay at 0.5: they are not tuned on a test split; {fix}"]
 
 
-def of_belief(recipe: Recipe, train_split: Split, chosen_on: Split | None) -> list[str]:
-    """Return the note that nothing will be known about believing the predictions of a classifier."""
-    if chosen_on is not None or not gives_one_class(recipe, train_split):
+def of_calibration(recipe: Recipe, splits: RunSplits) -> list[str]:
+    """Return the note that the predictions of a classifier will not be calibrated."""
+    if splits.calibration is not None or not gives_one_class(recipe, splits.train):
         return []
     fix = "--set data.eval_split=dev_fraction holds a part of train out, or add a validation split"
     return [f"note: no images to calibrate by, so the weights get no prediction sets; {fix}"]

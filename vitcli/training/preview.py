@@ -19,14 +19,14 @@ from torch import Tensor
 
 from vitcli import __version__
 from vitcli import recipe as recipes
-from vitcli.data import dataset, loader
+from vitcli.data import loader
 from vitcli.data.sampler import derive_seed
 from vitcli.data.split import Split
 from vitcli.data.transforms import preprocessing_of, train_transform_of
 from vitcli.distributed.transfer import seed_generators
 from vitcli.errors import VitError
 from vitcli.evaluation.mistakes import places_of
-from vitcli.evaluation.setup import settle_pixels
+from vitcli.evaluation.setup import settle_pixels, starts_of
 from vitcli.models.build import check_image_size
 from vitcli.output import html
 from vitcli.output import text as output_text
@@ -36,11 +36,10 @@ from vitcli.output.text import short_paths
 from vitcli.recipe import Recipe
 from vitcli.training.many_runs.sweep import settle_size
 from vitcli.training.methods import resolutions
-from vitcli.training.methods.held_out import hold_out
 from vitcli.training.objective import mix
 from vitcli.training.run import sampler_of
-from vitcli.training.setup import MAX_MICRO_BATCH, RunOptions
-from vitcli.training.splits import check_labels, open_train_and_eval
+from vitcli.training.setup import MAX_MICRO_BATCH
+from vitcli.training.splits import RunData, check_labels, hold_out
 from vitcli.weights.io import read_description
 from vitcli.weights.names import FRESH
 
@@ -93,11 +92,8 @@ def preview(recipe: Recipe, options: PreviewOptions) -> dict[str, Any]:
     """
     check_out(options.out, overwrite=options.overwrite, suffixes=(".html",))
     # The recipe of the first run, with numbers for what the data and the weights decide.
-    run = RunOptions(
-        per_device_batch=None, workers=options.workers, exact=False, shard=False, compile=False,
-        quiet=options.quiet, arguments=[],
-    )  # fmt: skip
-    recipe = settle_pixels(settle_size(recipe, run, dataset.DataSet), "finetune", quiet=options.quiet)
+    data = RunData(starts_of(recipe), quiet=options.quiet)
+    recipe = settle_pixels(settle_size(recipe, data, plan_only=False), "finetune", quiet=options.quiet)
     (_, recipe), *_ = recipes.trials(recipe)
     if recipe.model.ckpt == FRESH and recipe.model.name is None:
         what = "fresh weights need the name of a network"
@@ -105,7 +101,7 @@ def preview(recipe: Recipe, options: PreviewOptions) -> dict[str, Any]:
     if recipe.model.ckpt not in (None, FRESH):
         arch = read_description(recipe.model.ckpt, model_name=recipe.model.name, quiet=True).architecture
         check_image_size(replace(arch, image_size=tuple(recipe.data.image_hw)))
-    train_split, eval_split = open_train_and_eval(recipe, run, dataset.DataSet)
+    train_split, eval_split = data.train_and_eval(recipe)
     train_split, _ = hold_out(train_split, recipe)
     check_labels(train_split, recipe)
 

@@ -36,9 +36,9 @@ from vitcli.output.redaction import public_name
 from vitcli.output.run_folder import RunFolder
 from vitcli.output.summaries import RunScores, TrainingSummary
 from vitcli.output.text import NO_LIMIT
-from vitcli.training.methods.thresholds import gives_one_class
 from vitcli.training.objective import gives_several_labels, training_task
 from vitcli.training.setup import TrainingJob
+from vitcli.training.splits import gives_one_class
 from vitcli.training.text import all_rows
 from vitcli.training.validation import AnyMetrics
 from vitcli.weights.average import START
@@ -81,9 +81,9 @@ def summarise(
             "ckpt_fetched_from": job.start.fetched_from or None,
             LICENCE: job.start.licence,
             "dataset": recipe.data.dataset,
-            "train_split": job.train_split.name,
+            "train_split": job.splits.train.name,
             "num_train_examples": job.plan.num_examples,
-            "num_classes": job.train_split.num_classes,
+            "num_classes": job.splits.train.num_classes,
             "resolution": recipe.data.image_size,
             "steps": job.plan.total_steps,
             "batch_size": job.plan.batch_size,
@@ -96,15 +96,15 @@ def summarise(
             **({"intervals": intervals} if intervals else {}),
             **details,
             "num_eval_examples": metrics.num_examples,
-            "eval_split": job.eval_split.name,
-            "eval_fingerprint": job.eval_split.fingerprint,
-            "classes_not_held_out": classes_without(job.eval_split, job.train_split),
+            "eval_split": job.splits.eval.name,
+            "eval_fingerprint": job.splits.eval.fingerprint,
+            "classes_not_held_out": classes_without(job.splits.eval, job.splits.train),
             "notes": list(job.notes),
             "fewshot": probe,
             "preprocessing": preprocessing_of(recipe.data).summary(),
             "num_skipped_images": len(skipped),
             "skipped_images": sorted(skipped)[:100],
-            **(job.train_split.left_out | job.eval_split.left_out).summary(),
+            **(job.splits.train.left_out | job.splits.eval.left_out).summary(),
             "images_per_s": None if is_cut_short or not elapsed_s else images / elapsed_s,
             "elapsed_s": elapsed_s,
             "exaflops": job.plan.exaflops,
@@ -121,7 +121,7 @@ def findings_of(
     job: TrainingJob, metrics: Any, predictions: Predictions | NumberPredictions | None, num_skipped: int
 ) -> dict[str, Any]:
     """Return what the predictions show and what would help most; {} where images have no single class."""
-    train, eval_split = job.train_split, job.eval_split
+    train, eval_split = job.splits.train, job.splits.eval
     is_of_classes = isinstance(predictions, Predictions) and not predictions.has_several_labels
     if not is_of_classes or train.is_large or not job.runtime.is_main:
         return {}
@@ -149,7 +149,7 @@ def _num_for_folds(job: TrainingJob, num_skipped: int) -> int | None:
     names_others = recipe.data.eval_split != "auto"  # images of its own to score, or a fold
     if job.command != "finetune" or names_others or recipe.objective.loss == "regression":
         return None
-    parts = [job.train_split, job.choice_split, job.eval_split if job.eval_split.dev_cut else None]
+    parts = [job.splits.train, job.splits.choice, job.splits.eval if job.splits.eval.dev_cut else None]
     return sum(len(part) for part in parts if part is not None) - num_skipped
 
 
@@ -171,12 +171,12 @@ def details_of(
     """
     if isinstance(predictions, NumberPredictions):
         return {**target_of_run(job).as_metadata(), "intervals": intervals_of(predictions)}
-    if gives_one_class(job.recipe, job.train_split) and job.command == "finetune":
+    if gives_one_class(job.recipe, job.splits.train) and job.command == "finetune":
         belief = {"belief": stored.facts() if stored else None}
         return findings_of(job, metrics, predictions, len(skipped)) | belief
     if stored is None or predictions is None or predictions.logits_NK is None:
         return findings_of(job, metrics, predictions, len(skipped))
-    about = {"class_names": names_of_classes(job), "fingerprint": job.eval_split.fingerprint}
+    about = {"class_names": names_of_classes(job), "fingerprint": job.splits.eval.fingerprint}
     results = several_labels.results_of(predictions, stored, **about)
     return {key: results[key] for key in ("f1_at_thresholds", "thresholds_chosen_on")}
 
@@ -184,22 +184,22 @@ def details_of(
 def names_of_classes(job: TrainingJob) -> tuple[str, ...]:
     """Return a name of each output of a run, each unique."""
     numbered = [f"class {number}" for number in range(job.start.arch.num_classes)]
-    return unique_names(job.train_split.class_names or numbered)
+    return unique_names(job.splits.train.class_names or numbered)
 
 
 def target_of_run(job: TrainingJob) -> Target | None:
     """Return what a regression predicts; None for other runs."""
-    return training_task(job.recipe.objective, job.train_split).target
+    return training_task(job.recipe.objective, job.splits.train).target
 
 
 def weights_description(job: TrainingJob) -> dict[str, Any]:
     """Return what is stored with the weights of a run and is known before its first step."""
     target = target_of_run(job)
     even = SeveralLabels((several_labels.EVEN,) * job.start.arch.num_classes)
-    gives_several = gives_several_labels(job.recipe.objective, job.train_split)
+    gives_several = gives_several_labels(job.recipe.objective, job.splits.train)
     return {
         "preprocessing": preprocessing_of(job.recipe.data).as_dict(),
-        "class_names": job.train_split.class_names if job.start.arch.num_classes else None,
+        "class_names": job.splits.train.class_names if job.start.arch.num_classes else None,
         "metadata": {
             **({LICENCE: job.start.licence} if job.start.licence not in (None, UNKNOWN) else {}),
             "trained_by": job.command,
@@ -207,7 +207,7 @@ def weights_description(job: TrainingJob) -> dict[str, Any]:
             **({START: job.start.digest} if job.start.digest else {}),
             "steps": job.plan.total_steps,
             "averaged": bool(job.recipe.optimizer.average),
-            "dev_cut": job.eval_split.dev_cut,
+            "dev_cut": job.splits.eval.dev_cut,
             **(target.as_metadata() if target else {}),
             **(even.as_metadata() if gives_several else {}),
         },
@@ -250,7 +250,7 @@ def write_results(
         _write_numbers(job, folder.path, predictions, summary)
     elif predictions:
         names, pixels = names_of_classes(job), preprocessing_of(job.recipe.data)
-        write_run_predictions(folder.path, job.eval_split, pixels, names, predictions, summary)
+        write_run_predictions(folder.path, job.splits.eval, pixels, names, predictions, summary)
     records = read_jsonl(folder.path / run_folder.METRICS)
     lengths = dict(num_steps=job.plan.total_steps, num_classes=job.start.arch.num_classes)
     curves = figures.training_curves(records, **lengths, lr_at=job.lr_at)
@@ -284,8 +284,8 @@ def _write_numbers(
 ) -> None:
     """Write the predicted numbers of the final evaluation."""
     keys = ("model", "dataset", "eval_split", "resolution", "preprocessing", "mae", "target")
-    about = {"ckpt": str(path), **{key: summary[key] for key in keys}, "dev_cut": job.eval_split.dev_cut}
-    places = mistakes.places_of(job.eval_split, predictions.rows_N)
+    about = {"ckpt": str(path), **{key: summary[key] for key in keys}, "dev_cut": job.splits.eval.dev_cut}
+    places = mistakes.places_of(job.splits.eval, predictions.rows_N)
     write_numbers(str(path / run_folder.NUMBERS), predictions, predictions.rows_N, places, about)
 
 

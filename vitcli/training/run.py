@@ -67,8 +67,8 @@ class TrainingRun:
         self.job = job
         self.recipe, self.runtime = job.recipe, job.runtime
         self.num_threads = job.options.workers or loader.default_threads(job.runtime.processes_here)
-        weights = loss_weights(job.train_split, job.recipe)
-        self.task = training_task(job.recipe.objective, job.train_split, class_weights=weights)
+        weights = loss_weights(job.splits.train, job.recipe)
+        self.task = training_task(job.recipe.objective, job.splits.train, class_weights=weights)
         self.path: Path | None = None
         # Of the first process only.
         self.folder: RunFolder | None = None
@@ -139,7 +139,7 @@ class TrainingRun:
         """Train, and return for the summary which step's weights are delivered where that is not the end."""
         with Saver(state, self.job, self.path, self.folder) as saver:
             self._train(state, evaluation, saver)
-        chosen_by = {"num_choice_examples": len(self.job.choice_split)} if self.job.choice_split else {}
+        chosen_by = {"num_choice_examples": len(self.job.splits.choice)} if self.job.splits.choice else {}
         return chosen_by | ({"best_step": state.best.step} if state.best else {})
 
     def _method(self, state: TrainingState) -> Callable[..., dict[str, Any]]:
@@ -202,7 +202,7 @@ class TrainingRun:
             load(alpha, state.start.tensors)
             return evaluation.score_choice()
 
-        delivery = choose(score, self.job.choice_split, facts=state.start.facts, diverged=diverged)
+        delivery = choose(score, self.job.splits.choice, facts=state.start.facts, diverged=diverged)
         load(delivery.alpha, state.start.delivered)
         if diverged:
             self.job.progress.note(f"note: training diverged, the probe head is delivered: {diverged}")
@@ -307,13 +307,13 @@ class TrainingRun:
 
     def _seen_images(self) -> tuple[dict[str, str] | None, dict[str, int | None]]:
         """Return the digests of this run's images, and how many held-out ones were trained on."""
-        start, split = self.job.start, self.job.eval_split
+        start, split = self.job.start, self.job.splits.eval
         held_out = split.rows(np.arange(0)) if self.job.is_of_all_folds else split
         unknown = SeenImages() if start.origin else None
         return seen_images.record(
-            self.job.train_split,
+            self.job.splits.train,
             held_out,
-            chosen_by=self.job.choice_split,
+            chosen_by=self.job.splits.choice,
             before=start.seen or unknown,
             rank=self.runtime.rank,
             world_size=self.runtime.world_size,
@@ -390,7 +390,7 @@ class TrainingRun:
 
 def batches_of(job: TrainingJob, first_step: int, *, num_threads: int) -> Iterator[Batch]:
     """Load this process's micro-batches of all steps from `first_step` on."""
-    recipe, plan, split = job.recipe, job.plan, job.train_split
+    recipe, plan, split = job.recipe, job.plan, job.splits.train
     sampler = sampler_of(split, recipe, rank=job.runtime.rank, world_size=job.runtime.world_size)
     how = {
         "per_device_batch": plan.per_device_batch,

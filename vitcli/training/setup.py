@@ -1,9 +1,10 @@
 """Setup of a training run: recipe and command-line options become a job with data, network and plan."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from vitcli import recipe as recipes
-from vitcli.data import dataset, loader, sampler
+from vitcli.data import loader, sampler
 from vitcli.data.contents import SplitContents, contents_of
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.parts.held_out import FoldName
@@ -25,7 +26,7 @@ from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import VitError
 from vitcli.evaluation.metrics import Metrics
 from vitcli.evaluation.predictions import Predictions
-from vitcli.evaluation.setup import Start
+from vitcli.evaluation.setup import starts_of
 from vitcli.models import flops
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import TransformerOptions, architecture, build
@@ -42,13 +43,11 @@ from vitcli.training.methods import resolutions
 from vitcli.training.methods.believing import OutOfFold
 from vitcli.training.methods.delivery import ALPHAS
 from vitcli.training.methods.depth import depths_of
-from vitcli.training.methods.held_out import hold_out
 from vitcli.training.methods.imbalance import check_imbalance
 from vitcli.training.methods.refit import candidates, check_refit
-from vitcli.training.methods.thresholds import calibration_split, choosing_split
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch
-from vitcli.training.splits import check_labels, open_probe, open_splits
+from vitcli.training.splits import RunData, RunSplits, check_labels
 
 # Largest micro-batch chosen by default. Small on a CPU, where it costs nothing, so that a step has several
 # micro-batches and several processes can divide them without changing dropout.
@@ -78,7 +77,6 @@ class RunOptions:
         arguments: the command line, for the record.
         noted: lines that runs of one command print once.
         title: which run of several this is.
-        starts: checkpoints that the runs of the sweep start from, if this is one of them.
         began_at: when the command or this run of it began, by `time.monotonic`.
         has_siblings: whether other runs of a sweep train at the same time.
         scores_of_folds: of a run on all images, which are scored by the models of folds: function to metrics,
@@ -104,7 +102,6 @@ class RunOptions:
     arguments: list[str]
     title: str | None = None
     noted: set[str] = field(default_factory=set)
-    starts: tuple[Start, ...] = ()
     began_at: float = field(default_factory=time.monotonic)
     has_siblings: bool = False
     scores_of_folds: Callable[[], tuple[Metrics, list[str], Predictions]] | None = None
@@ -145,13 +142,8 @@ class TrainingJob:
 
     Attributes:
         recipe: of one run, without choices.
-        probe: training and test split of the few-shot probe, if the recipe has one.
         images: the decoded images that are kept.
-        threshold_split: of several labels, the images to choose thresholds by; None if there are none.
         contents: of training and held-out images, see `data.contents`.
-        choice_split: images that are neither trained on nor scored, to choose by within the run; None if the
-            recipe has nothing to choose.
-        belief_split: images that show what may be believed of the predictions; None if there are none.
         notes: what a reader of the result should know, see `notes.Opening`.
         plan: that of the last step; of a run with a time limit it is made while it runs.
         earlier_plans: those before it, each with the number of the update at which the next one began.
@@ -162,16 +154,11 @@ class TrainingJob:
     options: RunOptions
     runtime: Runtime
     progress: Progress
-    train_split: Split
-    eval_split: Split
-    probe: tuple[Split, Split] | None
+    splits: RunSplits
     start: InitialModel
     plan: Plan
     images: ImageCache
     contents: tuple[SplitContents, ...] = (SplitContents(), SplitContents())
-    threshold_split: Split | None = None
-    choice_split: Split | None = None
-    belief_split: Split | None = None
     notes: tuple[str, ...] = ()
     earlier_plans: tuple[tuple[int, Plan], ...] = ()
 
@@ -227,13 +214,13 @@ def set_up(
     options: RunOptions,
     make_model: MakeModel,
     *,
-    open_data: Callable[..., dataset.DataSet] = dataset.DataSet,
+    data: RunData | None = None,
     images: ImageCache | None = None,
 ) -> TrainingJob:
     """Open the data, build the network and plan the run; nothing is written.
 
     Args:
-        open_data: called like `DataSet`, such as a cache of them.
+        data: opens the splits, also of the other runs of the command; None where there is only this one.
         images: the decoded images that are kept for several runs; None for those of this one.
     """
     assert not recipe.choices and recipe.train.runs == 1, "a sweep is several jobs"
@@ -241,16 +228,12 @@ def set_up(
 
     # Open the data before the processes join: a long download would time out in a collective.
     plan_only = options.dry_run and not options.measure
-    train_split, eval_split = open_splits(recipe, options, open_data, plan_only=plan_only)
-    train_split, choice_split = (train_split, None) if plan_only else hold_out(train_split, recipe)
-    probe = None if plan_only else open_probe(recipe)
-    check_labels(train_split, recipe)
-    check_imbalance(train_split, recipe)
-    check_refit(train_split, recipe)
-    threshold_split = choosing_split(recipe, train_split, eval_split, open_data)
-    believes = command == "finetune" and not plan_only
-    parts = (train_split, eval_split, choice_split, open_data)
-    belief_split = calibration_split(recipe, *parts) if believes else None
+    calibrates = command == "finetune" and not plan_only
+    data = data or RunData(starts_of(recipe), quiet=options.quiet)
+    splits = data.splits_of(recipe, plan_only=plan_only, calibrates=calibrates)
+    check_labels(splits.train, recipe)
+    check_imbalance(splits.train, recipe)
+    check_refit(splits.train, recipe)
 
     # Join the other processes.
     runtime = start_runtime(
@@ -261,29 +244,28 @@ def set_up(
     for note in runtime.notes:
         progress.note(note)
 
-    opened = [split for split in (train_split, eval_split, choice_split) if split is not None]
-    contents, unreadable = _look_at_images(opened, recipe, options, runtime)
+    contents, unreadable = _look_at_images(splits, recipe, options, runtime)
 
     # Build the network. The plan of a fresh one needs no values: ViT-H/14 has 632 million.
     is_empty = plan_only and command == "pretrain" and options.per_device_batch != AUTO
     with torch.device("meta") if is_empty else nullcontext():
-        start = initial_model(make_model, recipe, train_split)
+        start = initial_model(make_model, recipe, splits.train)
     check_network(start.model, options, runtime)
     _prepare_for_methods(start, recipe, options)
 
-    plan = plan_run(recipe, options, runtime, start, train_split)
-    of_choice = notes.of_labels(recipe, train_split, threshold_split)
-    of_choice += notes.of_belief(recipe, train_split, belief_split) if believes else []
-    splits, is_seen = (train_split, eval_split, choice_split), runtime.is_main and not plan_only
+    plan = plan_run(recipe, options, runtime, start, splits.train)
+    of_choice = notes.of_labels(recipe, splits)
+    of_choice += notes.of_calibration(recipe, splits) if calibrates else []
+    is_seen = runtime.is_main and not plan_only
     opening = notes.opening(command, recipe, start, plan, splits, unreadable, of_choice, is_seen=is_seen)
     if options.title:
         progress.detail(options.title)
     opening.show(progress, is_first=progress.is_first(OPENING))
     kept_for = {"processes_here": runtime.processes_here, "has_siblings": options.has_siblings}
     images = images or ImageCache(recipe.data.cache, **kept_for)
-    parts = (train_split, eval_split, probe, start, plan, images, contents, threshold_split, choice_split)
-    job = TrainingJob(command, recipe, options, runtime, progress, *parts, belief_split, tuple(opening.notes))
-    return job if plan_only else _with_kept_images(job)
+    parts = (splits, start, plan, images, contents, tuple(opening.notes))
+    job = TrainingJob(command, recipe, options, runtime, progress, *parts)
+    return job if plan_only else _with_cached_images(job)
 
 
 def initial_model(make_model: MakeModel, recipe: Recipe, train_split: Split) -> InitialModel:
@@ -292,42 +274,32 @@ def initial_model(make_model: MakeModel, recipe: Recipe, train_split: Split) -> 
     return make_model(recipe, train_split)
 
 
-def _with_kept_images(job: TrainingJob) -> TrainingJob:
+def _with_cached_images(job: TrainingJob) -> TrainingJob:
     """Return the job with images that are kept once decoded: for training whole, for evaluation prepared."""
-    images, plan, every = job.images, job.plan, job.recipe.eval.every
-    passes = 1 + (plan.total_steps // every if every else 0)
-    choice_split = job.choice_split
+    recipe, splits, images, every = job.recipe, job.splits, job.images, job.recipe.eval.every
+    prepared = partial(images.attach, preprocessing=preprocessing_of(recipe.data))
     # Each crop of a JPEG that is shrunk as it is decoded has pixels of its own.
-    is_exact = job.recipe.data.decode == "exact"
-    visits = plan.epochs + {PROBE: 1, REFIT: 2}.get(job.recipe.model.head, 0)  # feature passes
-    train_split = images.attach(job.train_split, visits=visits) if is_exact else job.train_split
-    eval_split = images.attach(job.eval_split, visits=passes, preprocessing=preprocessing_of(job.recipe.data))
-    if images.num_runs > 1 and eval_split.dev_cut:  # its images are trained on in the final runs
-        eval_split = images.attach(eval_split, visits=passes)
-    if choice_split:
-        scored = 1 + len(ALPHAS)  # with the feature pass
-        choice_split = images.attach(
-            choice_split, visits=scored, preprocessing=preprocessing_of(job.recipe.data)
-        )
+    is_exact = recipe.data.decode == "exact"
+    visits = job.plan.epochs + {PROBE: 1, REFIT: 2}.get(recipe.model.head, 0)  # feature passes
+    train = images.attach(splits.train, visits=visits) if is_exact else splits.train
+    passes = 1 + (job.plan.total_steps // every if every else 0)
+    scored = prepared(splits.eval, visits=passes)
+    if images.num_runs > 1 and scored.dev_cut:  # its images are trained on in the final runs
+        scored = images.attach(scored, visits=passes)
+    choice = splits.choice and prepared(splits.choice, visits=1 + len(ALPHAS))  # with the feature pass
     if line := images.line():
         job.progress.detail(line)
-    is_scored = job.threshold_split is job.eval_split
-    choosing = {"threshold_split": eval_split} if is_scored else {}
-    choosing["choice_split"] = choice_split
-    for scored, kept in ((job.eval_split, eval_split), (job.choice_split, choice_split)):
-        if job.belief_split is not None and job.belief_split is scored:
-            choosing["belief_split"] = kept
-    return replace(job, train_split=train_split, eval_split=eval_split, **choosing)
+    return replace(job, splits=splits.replaced(train=train, eval=scored, choice=choice))
 
 
 def _look_at_images(
-    splits: Sequence[Split], recipe: Recipe, options: RunOptions, runtime: Runtime
+    splits: RunSplits, recipe: Recipe, options: RunOptions, runtime: Runtime
 ) -> tuple[tuple[SplitContents, ...], list[str]]:
     """Find unreadable images before anything is loaded or written; return `contents`, and their places."""
     if options.dry_run:
         return (SplitContents(), SplitContents()), []
     return contents_of(
-        splits,
+        splits.own,
         runtime=runtime,
         num_threads=options.workers or loader.default_threads(runtime.processes_here),
         on_bad_image=recipe.data.on_bad_image,

@@ -1,53 +1,126 @@
-"""The images of a run: what is trained on, what is reported on, and the data of the few-shot probe."""
+"""The images of a run by what they are for: to train on, to report on, to choose by, to calibrate by."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 
 from vitcli import recipe as recipes
 from vitcli.data import dataset
 from vitcli.data.aliases import local_copy
+from vitcli.data.dataset import DataSet
+from vitcli.data.parts.cuts import cut_dev
+from vitcli.data.parts.held_out import FoldName
 from vitcli.data.seen_images import MOST_IMAGES, SeenImages
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
-from vitcli.evaluation.setup import starts_of, trained_on_by
+from vitcli.evaluation.belief.prediction_sets import LEAST
+from vitcli.evaluation.setup import Start, trained_on_by
 from vitcli.recipe import Recipe
-from vitcli.recipe.schema import Data
+from vitcli.recipe.schema import PROBE, Data
 from vitcli.weights.io import read_description
 
-if TYPE_CHECKING:  # it imports this module
-    from vitcli.training.setup import RunOptions
+VALIDATION, TEST = "validation", "test"
+# Of the training images, to choose by where the recipe names no fraction; never more.
+CHOICE_FRACTION, MOST_TO_CHOOSE_BY = 0.1, 500
 
 
-def open_splits(
-    recipe: Recipe, options: "RunOptions", open_data: Callable[..., dataset.DataSet], *, plan_only: bool
-) -> tuple[Split, Split]:
-    """Open the splits of one run; with `plan_only` those of declared sizes where the data are not here."""
-    settings = recipe.data
-    if settings.dataset is None:
-        raise VitError(
-            "no data set is named",
-            where="--dataset (recipe key data.dataset)",
-            fix="--dataset FOLDER, or demo",
+@dataclass(frozen=True)
+class RunSplits:
+    """The images of one run.
+
+    Attributes:
+        train: is trained on.
+        eval: is reported on.
+        choice: the dev split within the run, neither trained on nor reported on; None if the recipe has
+            nothing to choose.
+        thresholds: chooses the thresholds of several labels; None for other runs, and without such images.
+        calibration: calibrates a classifier; None for other runs, and without such images.
+        probe: training and test split of the few-shot probe, if the recipe has one.
+    """
+
+    train: Split
+    eval: Split
+    choice: Split | None = None
+    thresholds: Split | None = None
+    calibration: Split | None = None
+    probe: tuple[Split, Split] | None = None
+
+    @property
+    def own(self) -> list[Split]:
+        """The images that are cut or named for this run alone: to train on, to report on, to choose by."""
+        return [split for split in (self.train, self.eval, self.choice) if split is not None]
+
+    def replaced(self, *, train: Split, eval: Split, choice: Split | None) -> "RunSplits":
+        """Return the splits with others in the place of the run's own, wherever these serve."""
+        others = {id(self.eval): eval, id(self.choice): choice}
+        thresholds, calibration = (
+            others.get(id(split), split) for split in (self.thresholds, self.calibration)
         )
-    declared = declared_splits(settings.dataset, num_examples=settings.num_examples) if plan_only else None
-    return declared or open_train_and_eval(recipe, options, open_data)
+        return RunSplits(train, eval, choice, thresholds, calibration, self.probe)
 
 
-def open_train_and_eval(
-    recipe: Recipe, options: "RunOptions", kind: Callable[..., dataset.DataSet]
-) -> tuple[Split, Split]:
-    """Open the splits of one run; all runs of a sweep hold out the same images."""
-    starts = options.starts or starts_of(recipe)
-    before = partial(trained_on_by, starts, quiet=options.quiet)
-    if recipe.objective.loss == "regression":
-        kind = partial(kind, numbers=True)
-    if recipe.objective.loss == "masked_patch":  # any folder of images will do
-        kind = partial(kind, needs_labels=False)
-    return dataset.open_train_and_eval(recipe.data, seed=recipe.train.seed, kind=kind, trained_before=before)
+class RunData:
+    """The data of the runs of one command: every data set, split and image file is opened once.
+
+    Args:
+        starts: checkpoints that the runs start from; what they were trained on is held out last.
+        kind: called like `DataSet`.
+    """
+
+    def __init__(self, starts: Sequence[Start], *, quiet: bool, kind: Callable[..., DataSet] = DataSet):
+        self.starts, self.kind = tuple(starts), cache(kind)
+        self.trained_before = cache(partial(trained_on_by, self.starts, quiet=quiet))
+        self._opened = cache(self._open)
+
+    def splits_of(self, recipe: Recipe, *, plan_only: bool, calibrates: bool) -> RunSplits:
+        """Open the splits of one run; with `plan_only` those of declared sizes where the data are not here.
+
+        Args:
+            calibrates: whether the weights of a classifier are stored with its calibration.
+        """
+        train, scored = self.train_and_eval(recipe, plan_only=plan_only)
+        if plan_only:
+            return RunSplits(train, scored, thresholds=choosing_split(recipe, train, scored, self.kind))
+        train, choice = hold_out(train, recipe)
+        return RunSplits(
+            train,
+            scored,
+            choice,
+            probe=open_probe(recipe, self.kind),
+            thresholds=choosing_split(recipe, train, scored, self.kind),
+            calibration=calibration_split(recipe, train, scored, choice, self.kind) if calibrates else None,
+        )
+
+    def train_and_eval(self, recipe: Recipe, *, plan_only: bool = False) -> tuple[Split, Split]:
+        """Open what one run is trained and reported on; all runs of a sweep hold out the same images."""
+        settings = recipe.data
+        if settings.dataset is None:
+            raise VitError(
+                "no data set is named",
+                where="--dataset (recipe key data.dataset)",
+                fix="--dataset FOLDER, or demo",
+            )
+        declared = (
+            declared_splits(settings.dataset, num_examples=settings.num_examples) if plan_only else None
+        )
+        return declared or self._opened(settings, recipe.train.seed, recipe.objective.loss)
+
+    def _open(self, settings: Data, seed: int, loss: str) -> tuple[Split, Split]:
+        kind = self.kind
+        if loss == "regression":
+            kind = partial(kind, numbers=True)
+        if loss == "masked_patch":  # any folder of images will do
+            kind = partial(kind, needs_labels=False)
+        about = {"seed": seed, "kind": kind, "trained_before": self.trained_before}
+        return dataset.open_train_and_eval(settings, **about)
+
+    def held_out_dev(self, recipe: Recipe) -> Split:
+        """Open the images that `data.hold_out_dev` keeps out of training: the same ones for every seed."""
+        return dataset.open_held_out_dev(recipe.data, kind=self.kind, trained_before=self.trained_before)
 
 
 def declared_splits(dataset: str, *, num_examples: int | None) -> tuple[Split, Split] | None:
@@ -76,7 +149,83 @@ def declared_splits(dataset: str, *, num_examples: int | None) -> tuple[Split, S
     return split(num_examples or alias["train_examples"]), split(0)
 
 
-def open_probe(recipe: Recipe) -> tuple[Split, Split] | None:
+def hold_out(train: Split, recipe: Recipe) -> tuple[Split, Split | None]:
+    """Return the images to train on, and the dev split within the run; None if the recipe chooses nothing.
+
+    A run with a probe head chooses what it delivers, one with `train.patience` its end and its best weights.
+    Of every class with two images one is held out at least; groups of `data.group_column` are not separated.
+
+    Raises:
+        VitError: there are too few images, or none has a class.
+    """
+    has_probe = recipe.model.head == PROBE
+    if not (has_probe or recipe.train.patience):
+        return train, None
+    if has_probe and (train.has_several_labels or train.has_numbers):
+        raise VitError(
+            "the closed form of a probe head predicts one class per image",
+            where="recipe key model.head",
+            fix="--set model.head=zero",
+        )
+    has_classes = not (train.is_large or train.has_several_labels or train.has_numbers)
+    if has_classes and np.bincount(train.read_labels()).max() < 2:
+        raise VitError(
+            f"every class of {train.name} has a single image, so no dev split can be held out",
+            where="recipe keys model.head and train.patience",
+            fix="add images, or --set model.head=zero without train.patience",
+        )
+    fraction = min(recipe.data.dev_fraction or CHOICE_FRACTION, MOST_TO_CHOOSE_BY / len(train))
+    return cut_dev(train, dev_fraction=fraction, split=train.name, stratified=True)
+
+
+def choosing_split(recipe: Recipe, train: Split, scored: Split, kind: Callable[..., DataSet]) -> Split | None:
+    """Return the images to choose thresholds of several labels by; None for other runs, and without any."""
+    if recipe.objective.loss != "sigmoid" or not train.has_several_labels or train.is_large:
+        return None
+    return _scored_or_validation(recipe, scored, kind)
+
+
+def calibration_split(
+    recipe: Recipe, train: Split, scored: Split, choice: Split | None, kind: Callable[..., DataSet]
+) -> Split | None:
+    """Return the images that calibrate a classifier; None for other runs, and without any.
+
+    The dev split within the run, if it is large enough; else as for thresholds. Of a run on all images
+    with folds all of them, since the models of the folds have predicted them.
+    """
+    if not gives_one_class(recipe, train):
+        return None
+    folds = FoldName.of(recipe.data.eval_split)
+    if folds and folds.fold is None:
+        return scored
+    if choice is not None and len(choice) >= LEAST:
+        return choice
+    split = _scored_or_validation(recipe, scored, kind)
+    is_same = split is not None and (split.num_classes, split.class_names) == (
+        train.num_classes,
+        train.class_names,
+    )
+    return split if is_same and not split.is_large else choice
+
+
+def gives_one_class(recipe: Recipe, train: Split) -> bool:
+    """Return whether a run trains a network to give an image one of several classes, known beforehand."""
+    gives_classes = recipe.objective.loss in ("softmax", "sigmoid")
+    is_known = not (train.is_large or train.has_several_labels or train.has_numbers)
+    return gives_classes and is_known and train.num_classes > 1
+
+
+def _scored_or_validation(recipe: Recipe, scored: Split, kind: Callable[..., DataSet]) -> Split | None:
+    """Return the scored images, unless these are a test split: then those of the validation split, if any."""
+    if not len(scored):
+        return None
+    if f", split {TEST}" not in scored.name:
+        return scored
+    data = dataset.from_section(recipe.data, kind)
+    return data.open(VALIDATION) if VALIDATION in data.split_names else None
+
+
+def open_probe(recipe: Recipe, kind: Callable[..., DataSet]) -> tuple[Split, Split] | None:
     """Open the data set of the few-shot probe, with the default settings of [data]."""
     if recipe.eval.probe is None:
         return None
@@ -84,7 +233,7 @@ def open_probe(recipe: Recipe) -> tuple[Split, Split] | None:
     keys = (*keys, "streaming", "one_class", "group_column")
     changes = {key: Data.model_fields[key].default for key in keys}
     changes |= {"dataset": recipe.eval.probe, "dev_fraction": 0.1, "dev_stratified": True}
-    return dataset.open_train_and_eval(recipe.data.model_copy(update=changes), seed=0)
+    return dataset.open_train_and_eval(recipe.data.model_copy(update=changes), seed=0, kind=kind)
 
 
 def check_labels(train_split: Split, recipe: Recipe) -> None:

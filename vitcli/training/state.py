@@ -254,9 +254,9 @@ def _have_changed(before: dict[str, Any], now: dict[str, Any], key: str) -> bool
 def fingerprint(job: TrainingJob) -> dict[str, Any]:
     """Return what determines the bits of a run besides its recipe."""
     return {
-        "train_data": job.train_split.fingerprint,
-        "eval_data": job.eval_split.fingerprint,
-        **({"choice_data": job.choice_split.fingerprint} if job.choice_split else {}),
+        "train_data": job.splits.train.fingerprint,
+        "eval_data": job.splits.eval.fingerprint,
+        **({"choice_data": job.splits.choice.fingerprint} if job.splits.choice else {}),
         "train_images": job.contents[0].images,
         "eval_images": job.contents[1].images,
         "train_files": job.contents[0].files,

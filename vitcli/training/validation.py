@@ -71,12 +71,12 @@ class PeriodicEvaluation:
     @property
     def num_periodic(self) -> int:
         """The images of an evaluation during training."""
-        return len(self.job.choice_split if self.job.recipe.train.patience else self.job.eval_split)
+        return len(self.job.splits.choice if self.job.recipe.train.patience else self.job.splits.eval)
 
     def seconds_per_image(self) -> float:
         """Measure the time to score a few images of the held-out split."""
-        count = min(len(self.job.eval_split), TIMED_BATCHES * self.settings.batch_size)
-        few, began_at = self.job.eval_split.rows(np.arange(count)), time.perf_counter()
+        count = min(len(self.job.splits.eval), TIMED_BATCHES * self.settings.batch_size)
+        few, began_at = self.job.splits.eval.rows(np.arange(count)), time.perf_counter()
         with self._evaluated_model() as model:
             self.task.score(model, few, self.preprocessing, self.settings)
         return (time.perf_counter() - began_at) / count
@@ -111,7 +111,7 @@ class PeriodicEvaluation:
         """Score the images that decide about the end of the run, and keep the best weights."""
         state = self.state
         with self._evaluated_model() as model:
-            metrics, _ = self.task.score(model, self.job.choice_split, self.preprocessing, self.settings)
+            metrics, _ = self.task.score(model, self.job.splits.choice, self.preprocessing, self.settings)
         state.best.observe(
             step, metrics, state.average.tensors if state.average else state.model.state_dict()
         )
@@ -122,7 +122,7 @@ class PeriodicEvaluation:
         with self._evaluated_model() as model:
             if self.state.start:
                 return self._evaluate_any(model)
-            metrics, skipped = self.task.score(model, self.job.eval_split, self.preprocessing, self.settings)
+            metrics, skipped = self.task.score(model, self.job.splits.eval, self.preprocessing, self.settings)
             if isinstance(model, MaskedPatchModel) and self.run_dir:
                 self._draw_patches(model)
         return metrics, skipped
@@ -130,7 +130,7 @@ class PeriodicEvaluation:
     def _evaluate_any(self, model: nn.Module) -> tuple[Metrics, list[str]]:
         """As `evaluate`, of a run that survives destroyed weights: the error is of all processes."""
         metrics, skipped = inference.evaluate_any(
-            model, self.job.eval_split, self.preprocessing, self.settings
+            model, self.job.splits.eval, self.preprocessing, self.settings
         )
         if metrics is None:
             raise NotFiniteError(
@@ -144,7 +144,7 @@ class PeriodicEvaluation:
         """Score the images to choose by; None if an output is not finite."""
         with self._evaluated_model() as model:
             metrics, _ = inference.evaluate_any(
-                model, self.job.choice_split, self.preprocessing, self._as_in_training
+                model, self.job.splits.choice, self.preprocessing, self._as_in_training
             )
         return metrics
 
@@ -155,14 +155,14 @@ class PeriodicEvaluation:
 
     def fit_heads(self) -> None:
         """Make the closed form on the training images the head of the network, unless a checkpoint had it."""
-        start, split, progress = self.state.start, self.job.train_split, self.job.progress
+        start, split, progress = self.state.start, self.job.splits.train, self.job.progress
         recipe = self.job.recipe
         if start is None or start.facts:
             return
         launch.enter("the feature pass of the probe head")
         with self._evaluated_model() as model:
             about = {"loss": recipe.objective.loss, "balance": balance_of(recipe)}
-            splits = split, self.job.choice_split
+            splits = split, self.job.splits.choice
             how = self.preprocessing, self._as_in_training
             layer, whole, skipped = fit_heads(model, *splits, *how, **about)
         start.set_heads(self.state.model, layer, whole)
@@ -173,9 +173,9 @@ class PeriodicEvaluation:
         """Return the closed form on training images, see `refit.fit`."""
         job, recipe = self.job, self.job.recipe
         about = {"loss": recipe.objective.loss, "balance": balance_of(recipe)}
-        about |= {"most_rows": refit.num_rows(job.train_split, job.plan), "head_layers": head_layers}
+        about |= {"most_rows": refit.num_rows(job.splits.train, job.plan), "head_layers": head_layers}
         with self._evaluated_model() as model:
-            how = job.train_split, self.preprocessing, self._as_in_training
+            how = job.splits.train, self.preprocessing, self._as_in_training
             head, skipped = refit.fit(model, *how, **about)
         self.state.skipped |= set(skipped)
         return head
@@ -185,7 +185,7 @@ class PeriodicEvaluation:
 
         None of patches, of too many rows, and of shards with several labels a row, which cannot be listed.
         """
-        split = self.job.eval_split
+        split = self.job.splits.eval
         if target := self.task.target:
             with self._evaluated_model() as model:
                 arguments = model, split, self.preprocessing, self.settings
@@ -195,7 +195,7 @@ class PeriodicEvaluation:
         if has_none or (split.has_several_labels and split.is_large):
             return *self.evaluate(), None
         predictions, skipped = self._predictions_of(split)
-        if gives_several_labels(self.job.recipe.objective, self.job.train_split):
+        if gives_several_labels(self.job.recipe.objective, self.job.splits.train):
             return several_labels.metrics_of_several(predictions), skipped, predictions
         ranks_N, losses_N = map(torch.from_numpy, (predictions.ranks_N, predictions.losses_N))
         return metrics_of(ranks_N, losses_N), skipped, predictions
@@ -206,13 +206,13 @@ class PeriodicEvaluation:
         Args:
             predictions: of the held-out split.
         """
-        job, split = self.job, self.job.threshold_split
-        if not gives_several_labels(job.recipe.objective, job.train_split):
+        job, split = self.job, self.job.splits.thresholds
+        if not gives_several_labels(job.recipe.objective, job.splits.train):
             return None
         even = SeveralLabels((several_labels.EVEN,) * job.start.arch.num_classes)
         if split is None or predictions is None or predictions.logits_NK is None:
             return even
-        if split is not job.eval_split:
+        if split is not job.splits.eval:
             predictions, _ = self._predictions_of(split)
         return several_labels.choose(predictions, split)
 
@@ -224,12 +224,12 @@ class PeriodicEvaluation:
 
         What the network of a fold says of it is written into the run folder.
         """
-        job, split, recipe = self.job, self.job.belief_split, self.job.recipe
+        job, split, recipe = self.job, self.job.splits.calibration, self.job.recipe
         if split is None:
             return None
         how = {}
         if is_probe:
-            split = job.choice_split
+            split = job.splits.choice
             how["probe"] = {"loss": recipe.objective.loss, "balance": balance_of(recipe)}
         elif job.is_of_all_folds:
             how["folds"] = job.options.outputs_of_folds
@@ -237,7 +237,7 @@ class PeriodicEvaluation:
         with self._evaluated_model() as model:
             about = {"num_classes": job.start.arch.num_classes}
             passes = OutputPasses(model, self.preprocessing, self.settings, **about)
-            belief = believe(passes, job.train_split, split, **how)
+            belief = believe(passes, job.splits.train, split, **how)
             if job.is_of_one_fold:
                 self._keep_out_of_fold(passes)
         self.state.skipped |= passes.skipped
@@ -253,8 +253,8 @@ class PeriodicEvaluation:
     def _keep_out_of_fold(self, passes: OutputPasses) -> None:
         """Write what the network says of its fold, to calibrate the one of all folds."""
         job = self.job
-        parts = [part for part in (job.train_split, job.choice_split, job.eval_split) if part is not None]
-        train, fold = passes.of(job.train_split), passes.of(job.eval_split)
+        parts = [part for part in (job.splits.train, job.splits.choice, job.splits.eval) if part is not None]
+        train, fold = passes.of(job.splits.train), passes.of(job.splits.eval)
         write = partial(out_of_fold.write, self.run_dir, train, fold, num_images=sum(map(len, parts)))
         job.runtime.on_main(write)
 
@@ -267,7 +267,7 @@ class PeriodicEvaluation:
 
     def few_shot_probe(self, step: int) -> dict[str, Any]:
         """Return the closed-form few-shot accuracy on the recipe's probe data set, and the compute so far."""
-        settings, (train, test) = self.job.recipe.eval, self.job.probe
+        settings, (train, test) = self.job.recipe.eval, self.job.splits.probe
         labels_N, shots = train.read_labels(), settings.probe_shots
 
         # Extract the features of the support sets' rows and of the test split.
@@ -328,7 +328,7 @@ class PeriodicEvaluation:
 
     def _draw_patches(self, model: MaskedPatchModel) -> None:
         views = masked_patch.patch_views(
-            model, self.job.eval_split, self.preprocessing, self.settings, num_images=NUM_PATCH_ROWS
+            model, self.job.splits.eval, self.preprocessing, self.settings, num_images=NUM_PATCH_ROWS
         )
         if not views or not self.job.runtime.is_main:  # no image could be decoded
             return

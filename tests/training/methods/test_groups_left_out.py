@@ -19,9 +19,9 @@ from vitcli.features.least_squares import BIAS
 from vitcli.output.text import probe_head_text
 from vitcli.training.methods import probe_head
 from vitcli.training.methods.believing import OutputPasses, Outputs, believe, of_probe
-from vitcli.training.methods.held_out import hold_out
 from vitcli.training.methods.probe_head import closed_form_head
 from vitcli.training.methods.start import fit_heads
+from vitcli.training.splits import hold_out
 
 NUM_CLASSES, WIDTH = 4, 24
 RULE = r"name:(\d)\.png$"  # of the photos: ten groups, each with images of both classes

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from vitcli import recipe as recipes
-from vitcli.data.dataset import DataSet, open_held_out_dev, open_train_and_eval
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.seen_images import KEY, merged
 from vitcli.data.split import Split
@@ -28,7 +27,7 @@ from vitcli.evaluation import inference
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.metrics import metrics_of
 from vitcli.evaluation.predictions import Predictions, scores_of_classes, unique_names
-from vitcli.evaluation.setup import settings_of_run, starts_of, trained_on_by
+from vitcli.evaluation.setup import settings_of_run, starts_of
 from vitcli.evaluation.statistics import interval_of, mcnemar, paired_interval
 from vitcli.export.model_card import model_card
 from vitcli.output import run_folder
@@ -52,6 +51,7 @@ from vitcli.training.many_runs.average_inputs import (
 )
 from vitcli.training.results import write_run_predictions
 from vitcli.training.setup import RunOptions
+from vitcli.training.splits import RunData
 from vitcli.weights.average import START, WeightsFiles, check_names, fill, mean_of
 from vitcli.weights.io import read_weights, write_weights
 from vitcli.weights.licences import KEY as LICENCE
@@ -135,14 +135,14 @@ def average(places: Sequence[str], options: AverageOptions) -> dict[str, Any]:
         return earlier
 
     # The data are opened before the processes join: a long download would time out in a collective.
-    before = partial(trained_on_by, starts_of(recipe), quiet=True)
-    _, reported = open_train_and_eval(recipe.data, seed=recipe.train.seed, trained_before=before)
+    data = RunData(starts_of(recipe), quiet=True)
+    _, reported = data.train_and_eval(recipe)
     refuse_several_labels([reported])
     dev = None
     if options.split:
         dev = open_named_dev(recipe, options.split, runs)
     elif all(run.recipe.data.hold_out_dev for run in runs):
-        dev = open_held_out_dev(recipe.data, kind=DataSet, trained_before=before)
+        dev = data.held_out_dev(recipe)
     elif options.method == GREEDY:
         refuse_without_dev()
     runtime = start_runtime("fp32", stall_minutes=recipe.train.stall_minutes)
@@ -165,18 +165,15 @@ def average_of_sweep(
     progress: Progress,
     runtime: Runtime,
     images: ImageCache,
-    open_data: Callable[..., DataSet],
+    data: RunData,
 ) -> dict[str, Any]:
     """Make one model of the runs of a sweep, by the dev split that they held out, and return its summary."""
     runs = read_runs(paths)
     recipe, asked = runs[0].recipe, {"method": method, "runs": [run.sha256 for run in runs]}
     if earlier := runtime.on_main(partial(finished, out, asked)):
         return earlier
-    before = partial(trained_on_by, options.starts, quiet=True)
-    _, reported = open_train_and_eval(
-        recipe.data, seed=recipe.train.seed, kind=open_data, trained_before=before
-    )
-    dev = open_held_out_dev(recipe.data, kind=open_data, trained_before=before)
+    _, reported = data.train_and_eval(recipe)
+    dev = data.held_out_dev(recipe)
     settings = settings_of_run(recipe, runtime, progress, workers=options.workers)
     task = AverageTask(runs, method, dev, reported, settings, out, asked, options.arguments)
     with peers.watched(runtime):

@@ -100,7 +100,7 @@ class CrossValidation:
     @cached_property
     def _folded(self) -> FoldedSplit:
         settings = self.recipe.data, self.recipe.train.folds
-        folded = dataset.open_folds(*settings, seed=self.recipe.train.seed, kind=self.shared.open_data)
+        folded = dataset.open_folds(*settings, seed=self.recipe.train.seed, kind=self.shared.data.kind)
         if folded.train.has_several_labels:
             raise VitError(
                 f"folds are scored by top-1, and the images of {folded.train.name} have several labels each",
@@ -122,7 +122,7 @@ class CrossValidation:
         num_images = len(folded.folds_N)
         folds = f"{len(counts)} folds of {sizes} images{groups}, then all {num_images:,} images"
         self.progress.note(f"{folds}, into {self.path}")
-        source = dataset.from_section(self.recipe.data, self.shared.open_data)
+        source = dataset.from_section(self.recipe.data, self.shared.data.kind)
         if test := source.default_eval_split(besides=base_of(folded.train_split)):
             name = shlex.quote(str(self.options.out or "RUN"))
             self.progress.detail(f"split {test} is not scored: vit evaluate --ckpt {name} --split {test}")
@@ -153,7 +153,9 @@ class CrossValidation:
         unfinished = [job for job in jobs if not earlier_summary(*job)]
         if self.options.arms_parallel > 1 and len(unfinished) > 1:
             self.progress.note(f"{len(unfinished)} folds, {self.options.arms_parallel} at a time")
-            parallel_runs.run_parallel(self.command, unfinished, self.options, folder=self.path)
+            parallel_runs.run_parallel(
+                self.command, unfinished, self.options, starts=self.shared.data.starts, folder=self.path
+            )
 
         def train(job: Job) -> dict[str, Any]:
             number = jobs.index(job)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,12 +23,18 @@ STARTS = "VIT_SWEEP_STARTS"  # for the processes of a sweep: the checkpoints tha
 
 
 def run_parallel(
-    command: str, jobs: list[tuple[Path, Recipe]], options: RunOptions, *, folder: Path
+    command: str,
+    jobs: list[tuple[Path, Recipe]],
+    options: RunOptions,
+    *,
+    starts: Sequence[Start],
+    folder: Path,
 ) -> list[Path]:
     """Finish every run, `options.arms_parallel` at a time, and return the folders of those that diverged.
 
     Args:
         jobs: run folder and recipe of each run.
+        starts: checkpoints that any of the runs starts from.
         folder: of the sweep, whose command resumes it.
 
     Raises:
@@ -38,6 +45,7 @@ def run_parallel(
     signals: list[int] = []
     handlers = {number: signal.signal(number, lambda number, _: signals.append(number))
                 for number in (signal.SIGINT, signal.SIGTERM)}  # fmt: skip
+    env = {**os.environ, STARTS: json.dumps(starts)}
     with tempfile.TemporaryDirectory(prefix="vit-") as temporary:
         try:
             while (waiting or running) and not signals:
@@ -45,7 +53,7 @@ def run_parallel(
                 free = [slot for slot in range(options.arms_parallel) if slot not in running]
                 for slot in free[: len(waiting)]:
                     path, recipe = waiting.pop()
-                    process = _start(command, path, recipe, options, slot, Path(temporary))
+                    process = _start(command, path, recipe, options, slot, Path(temporary), env)
                     running[slot] = (path, process)
 
                 # Collect the runs that have ended; the sweep continues without one that diverged.
@@ -70,7 +78,13 @@ def run_parallel(
 
 
 def _start(
-    command: str, path: Path, recipe: Recipe, options: RunOptions, slot: int, temporary: Path
+    command: str,
+    path: Path,
+    recipe: Recipe,
+    options: RunOptions,
+    slot: int,
+    temporary: Path,
+    env: dict[str, str],
 ) -> subprocess.Popen:
     """Start a run on device number `slot`, with its output in files of the temporary folder."""
     file = temporary / f"{path.name}.toml"
@@ -80,8 +94,7 @@ def _start(
     words += ["--workers", options.workers] if options.workers else []
     words += ["--track", options.track] if options.track else []
     words += [f"--{name}" for name in ("exact", "compile") if getattr(options, name)]
-    env = {**os.environ, launch.LAUNCHED: str(os.getpid())}  # it saves and ends if this process is killed
-    env[STARTS] = json.dumps(options.starts)
+    env = {**env, launch.LAUNCHED: str(os.getpid())}  # it saves and ends if this process is killed
     if torch.cuda.is_available():
         env["CUDA_VISIBLE_DEVICES"] = _device(slot)
     else:

@@ -10,9 +10,8 @@ import gc
 import os
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ import numpy as np
 from torch import Tensor
 
 from vitcli import recipe as recipes
-from vitcli.data.dataset import DataSet
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.parts.held_out import DEV_PART_OF_ALL, FoldName, choice_part
 from vitcli.data.split import Split
@@ -57,7 +55,7 @@ from vitcli.training.setup import (
     progress_of,
     set_up,
 )
-from vitcli.training.splits import have_changed, open_splits, open_train_and_eval
+from vitcli.training.splits import RunData, have_changed
 from vitcli.training.text import arm_line, run_line
 
 Job = tuple[Path, Recipe]  # run folder and recipe of one run
@@ -69,8 +67,10 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
     Args:
         make_model: builds the network for the recipe of one run and its training split.
     """
-    open_data = cache(DataSet)
-    recipe = settle_pixels(settle_size(recipe, options, open_data), command, quiet=options.quiet)
+    data = RunData(parallel_runs.starts_of_sweep() or starts_of(recipe), quiet=options.quiet)
+    plan_only = options.dry_run and not options.measure
+    recipe = settle_size(recipe, data, plan_only=plan_only)
+    recipe = settle_pixels(recipe, command, quiet=options.quiet)
     is_sweep, num_folds = bool(recipe.choices) or recipe.train.runs > 1, recipe.train.folds
     if options.arms_parallel and not (is_sweep or num_folds):
         fix = "list values, such as --lr 0.003,0.01, or set train.runs or train.folds; or leave it out"
@@ -83,32 +83,26 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
             is_changed = not progress.is_silent and have_changed(recipe, earlier)
             progress.note(f"{options.out} is finished, nothing is trained{changed * is_changed}")
             return earlier
-    shared_parts = partial(SharedParts, command, recipe, make_model=make_model, open_data=open_data)
+    shared_parts = partial(SharedParts, command, recipe, make_model=make_model, data=data)
     if num_folds:
         from vitcli.training.many_runs.folds import CrossValidation  # whose runs may be sweeps
 
         with shared_process_group():
-            options = replace(options, starts=options.starts or starts_of(recipe))
             num_runs = (num_folds + 1) * (len(recipes.trials(recipe)) * bool(recipe.choices) + 1)
             folds = CrossValidation(command, recipe, options, shared_parts(options, num_runs=num_runs))
             return folds.plan() if options.dry_run else folds.run()
     if recipe.train.average_runs != "none":
         refuse_to_average(command, recipe, options)
     if not is_sweep:
-        options = replace(
-            options,
-            starts=parallel_runs.starts_of_sweep(),
-            has_siblings=parallel_runs.STARTS in os.environ,
-        )
-        return run_job(set_up(command, recipe, options, make_model, open_data=open_data))
+        options = replace(options, has_siblings=parallel_runs.STARTS in os.environ)
+        return run_job(set_up(command, recipe, options, make_model, data=data))
     with shared_process_group():
-        options = replace(options, starts=options.starts or starts_of(recipe))
         num_runs = len(recipes.trials(recipe)) * bool(recipe.choices) + recipe.train.runs
         sweep = Sweep(command, recipe, options, shared_parts(options, num_runs=num_runs))
         return sweep.plan() if options.dry_run else sweep.run()
 
 
-def settle_size(recipe: Recipe, options: RunOptions, open_data: Callable[..., DataSet]) -> Recipe:
+def settle_size(recipe: Recipe, data: RunData, *, plan_only: bool) -> Recipe:
     """Return the recipe that the data of a recipe "auto" ask for; any other as it is."""
     if not recipe.by_size:
         return recipe
@@ -116,8 +110,7 @@ def settle_size(recipe: Recipe, options: RunOptions, open_data: Callable[..., Da
     if recipe.train.folds:  # which need no other split to score
         all_folds = {"eval_split": str(FoldName(recipe.train.folds))}
         opened = recipe.model_copy(update={"data": recipe.data.model_copy(update=all_folds)})
-    plan_only = options.dry_run and not options.measure
-    train, _ = open_splits(opened, options, open_data, plan_only=plan_only)
+    train, _ = data.train_and_eval(opened, plan_only=plan_only)
     if train.has_numbers:
         return auto.choose(recipe, [len(train)])
     labels = train.read_labels()[: len(train)] if not train.is_large else []  # of all rows it takes minutes
@@ -142,7 +135,7 @@ class SharedParts:
         recipe: Recipe,
         options: RunOptions,
         make_model: MakeModel,
-        open_data: Callable[..., DataSet],
+        data: RunData,
         *,
         num_runs: int,
     ):
@@ -158,11 +151,9 @@ class SharedParts:
             has_siblings=options.arms_parallel > 1,
             num_runs=num_runs,
         )
-        self.open_data = open_data
+        self.data = data
         self.make_model = make_model if options.shard else SharedNetwork(make_model)  # slices cannot be reset
-        self.set_up = partial(
-            set_up, command, make_model=self.make_model, open_data=open_data, images=self.images
-        )
+        self.set_up = partial(set_up, command, make_model=self.make_model, data=data, images=self.images)
 
 
 class Sweep:
@@ -171,7 +162,7 @@ class Sweep:
     def __init__(self, command: str, recipe: Recipe, options: RunOptions, shared: SharedParts):
         self.command, self.recipe, self.options = command, recipe, options
         self.runtime, self.progress, self.images = shared.runtime, shared.progress, shared.images
-        self._open_data, self._set_up = shared.open_data, shared.set_up
+        self._data, self._set_up = shared.data, shared.set_up
         self.path: Path | None = None
         self.folder: RunFolder | None = None  # open on the first process only
 
@@ -186,9 +177,7 @@ class Sweep:
     def run(self) -> dict[str, Any]:
         """Make all runs, write the folder of the sweep and return its summary."""
         if self._is_averaged:
-            refuse_several_labels(
-                open_train_and_eval(self._final_recipe({}, 0), self.options, self._open_data)
-            )
+            refuse_several_labels(self._data.train_and_eval(self._final_recipe({}, 0)))
         self.path = self.runtime.on_main(self._open_folder)
         try:
             # Choose by the dev part.
@@ -252,7 +241,7 @@ class Sweep:
             self.progress,
             self.runtime,
             self.images,
-            self._open_data,
+            self._data,
         )
 
     def _settled(self, changes: dict[str, Any]) -> Recipe:
@@ -313,12 +302,11 @@ class Sweep:
         number = recipes_of_arms.index(recipe)
         choice, _ = list(recipes.trials(self.recipe))[number]
         title = f"arm {number + 1} of {len(recipes_of_arms)}, {sweep_results.values_text(choice)}"
-        train, dev = open_train_and_eval(recipe, self.options, self._open_data)
+        train, dev = self._data.train_and_eval(recipe)
         line = f"{title}: trained on {len(train):,}, scored on {len(dev):,} (to choose)"
         if recipe.data.eval_split == DEV_PART_OF_ALL:  # the split to report on is the user's own choice
             return line
-        final = self._final_recipe(choice, 0)
-        _, held_out = open_train_and_eval(final, self.options, self._open_data)
+        _, held_out = self._data.train_and_eval(self._final_recipe(choice, 0))
         return f"{line}, {len(held_out):,} more held out"
 
     def _train_finals(self, chosen: dict[str, Any]) -> list[dict[str, Any]]:
@@ -344,7 +332,9 @@ class Sweep:
         if self.options.arms_parallel < 2 or len(jobs) < 2:
             return []
         self.progress.note(f"{len(jobs)} runs, {self.options.arms_parallel} at a time")
-        return parallel_runs.run_parallel(self.command, jobs, self.options, folder=self.path)
+        return parallel_runs.run_parallel(
+            self.command, jobs, self.options, starts=self._data.starts, folder=self.path
+        )
 
     def _log(self, record: dict[str, Any]) -> None:
         if self.folder:

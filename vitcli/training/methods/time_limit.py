@@ -51,20 +51,20 @@ def scoring_of(job: TrainingJob) -> Scoring:
     network that a run with a probe head chooses from, and once more for a run with patience that ends between
     two evaluations.
     """
-    recipe, num_choice = job.recipe, len(job.choice_split or ())
-    num_scored = 0 if job.is_of_all_folds else len(job.eval_split)
-    num_probed = len(job.probe[1]) if job.probe else 0
-    chooses_elsewhere = job.threshold_split is not None and job.threshold_split is not job.eval_split
-    num_thresholds = len(job.threshold_split) if chooses_elsewhere else 0
+    recipe, num_choice = job.recipe, len(job.splits.choice or ())
+    num_scored = 0 if job.is_of_all_folds else len(job.splits.eval)
+    num_probed = len(job.splits.probe[1]) if job.splits.probe else 0
+    chooses_elsewhere = job.splits.thresholds is not None and job.splits.thresholds is not job.splits.eval
+    num_thresholds = len(job.splits.thresholds) if chooses_elsewhere else 0
     num_choices = (len(ALPHAS) if recipe.model.head == PROBE else 0) + (recipe.train.patience > 0)
-    num_periodic = num_choice if recipe.train.patience else len(job.eval_split)
-    believed_by = [job.train_split, job.belief_split] if job.belief_split is not None else []
+    num_periodic = num_choice if recipe.train.patience else len(job.splits.eval)
+    believed_by = [job.splits.train, job.splits.calibration] if job.splits.calibration is not None else []
     if believed_by and job.is_of_all_folds:  # which the models of the folds have looked at
-        believed_by = [job.train_split]
-    if believed_by and job.is_of_one_fold and job.belief_split is not job.eval_split:
-        believed_by += [job.eval_split]
+        believed_by = [job.splits.train]
+    if believed_by and job.is_of_one_fold and job.splits.calibration is not job.splits.eval:
+        believed_by += [job.splits.eval]
     num_believed = sum(min(len(split), believing.MOST_ROWS) for split in believed_by)
-    num_refit = refit.num_rows(job.train_split, job.plan) if recipe.model.head == REFIT else 0
+    num_refit = refit.num_rows(job.splits.train, job.plan) if recipe.model.head == REFIT else 0
     num_final = num_refit + num_scored + num_probed + num_thresholds + num_choices * num_choice + num_believed
     return Scoring(recipe.eval.every, num_periodic, num_final)
 

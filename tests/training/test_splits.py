@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from vitcli.evaluation.belief.prediction_sets import LEAST
-from vitcli.training.methods.thresholds import calibration_split, choosing_split
+from vitcli.training.splits import calibration_split, choosing_split
 
 RECIPE = SimpleNamespace(objective=SimpleNamespace(loss="sigmoid"), data=SimpleNamespace(eval_split="dev"))
 
