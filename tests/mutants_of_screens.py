@@ -732,15 +732,20 @@ OF_SCREENS = {
     },
     (
         "vitcli/output/profile.py",
-        "tests/output/test_profile.py::test_the_intervals_of_phases_are_those_of_their_first_beginnings_and_last_ends",
+        "tests/output/test_profile.py::test_a_copy_ends_where_the_next_thing_begins",
     ): {
-        "what follows an optimizer is a copy": (
-            "if before is not None and any(b == before for _, b in data):",
-            "if before is not None:",
+        "a forward pass is a part of the copy before it": (
+            '    _tracing.end_copy()\n    with _mark("forward"):',
+            '    with _mark("forward"):',
         ),
-        "a backward pass ends with its last function to begin": (
-            "max(b for _, b in calls)",
-            "calls[-1][1]",
+    },
+    (
+        "vitcli/output/profile.py",
+        "tests/output/test_profile.py::test_work_of_a_gpu_belongs_to_the_phase_that_launched_it",
+    ): {
+        "a mark on the time line of a GPU counts as a kernel": (
+            "row.self_device_time_total if row.is_user_annotation else 0",
+            "0",
         ),
     },
     (

@@ -1,10 +1,12 @@
-"""The digest of a profile, from traces made by hand, and the profiler around a loop."""
+"""The digest of a profile, from tables made by hand, and the profiler around a loop."""
 
 import json
-from itertools import count, islice
+from itertools import count, islice, pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.autograd import DeviceType
 
 from tests.conftest import run
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint
@@ -12,60 +14,68 @@ from vitcli.output import profile
 from vitcli.output.profile import advice, as_lines, digest, marked
 
 
-def span(
-    name: str, start_ms: float, end_ms: float, cat: str = "user_annotation", tid: int = 1, **args
-) -> dict:
-    times = {"ts": 1000 * start_ms, "dur": 1000 * (end_ms - start_ms)}
-    return {"ph": "X", "name": name, "cat": cat, "pid": 1, "tid": tid, "args": args, **times}
+def row(key: str, total_ms: float, own_ms: float = 0.0, gpu_ms: float = 0.0, **more) -> SimpleNamespace:
+    """A line of torch's table: the time of all calls, their own part, and that of the kernels in them."""
+    times = {"cpu_time_total": 1000 * total_ms, "self_cpu_time_total": 1000 * own_ms}
+    times |= {"device_time_total": 1000 * gpu_ms, "self_device_time_total": 0.0}
+    about = {"device_type": DeviceType.CPU, "is_user_annotation": key.startswith(("vit: ", "Optimizer."))}
+    return SimpleNamespace(key=key, **times | about | more)
 
 
-def step(at: float, *, tid_of_backward: int = 1) -> list[dict]:
-    """100 ms: 10 data, 5 copy, 30 forward, 40 backward after 1 of nothing, 6 optimizer, 8 of other things."""
-    return [
-        span("vit: data", at, at + 10),
-        span("aten::to", at + 10, at + 15, "cpu_op"),
-        span("vit: forward", at + 15, at + 45),
-        span("aten::linear", at + 15, at + 35, "cpu_op"),
-        span("aten::addmm", at + 16, at + 34, "cpu_op"),
-        span("autograd::engine::evaluate_function: A", at + 46, at + 60, "cpu_op", tid_of_backward),
-        span("aten::mm", at + 47, at + 59, "cpu_op", tid_of_backward),
-        span("autograd::engine::evaluate_function: B", at + 62, at + 86, "cpu_op", tid_of_backward),
-        span("Optimizer.step#SGD.step", at + 86, at + 92),
-    ]
+def kernel(key: str, ms: float, **more) -> SimpleNamespace:
+    times = {"device_time_total": 1000 * ms, "self_device_time_total": 1000 * ms}
+    return row(key, 0.0, device_type=DeviceType.CUDA, **times | more)
 
 
-def trace(*steps: list[dict], length_ms: float) -> list[dict]:
-    ends = [span("vit: begin", 0, 0), span("vit: end", length_ms, length_ms)]
-    return [{"ph": "M", "name": "process_name"}, *ends, *(event for each in steps for event in each)]
+# 100 ms: 10 data, 5 copy, 30 forward, 40 backward, 6 optimizer, 9 of other things.
+STEP = [
+    row("vit: data", 10, 10),
+    row("vit: copy", 5),
+    row("aten::to", 5, 5),
+    row("vit: forward", 30, 10),
+    row("aten::linear", 20, 2),
+    row("aten::addmm", 18, 18),
+    row("autograd::engine::evaluate_function: A", 16, 2),
+    row("autograd::engine::evaluate_function: B", 24, 24),
+    row("aten::mm", 12, 12),
+    row("Optimizer.step#SGD.step", 6, 6),
+]
 
 
 def test_a_step_is_divided_among_its_phases_and_they_add_up():
-    found = digest(trace(step(0), step(100), length_ms=200), num_steps=2)
+    found = digest([*STEP, *STEP], num_steps=2, elapsed_s=0.2)
 
     assert found.step_s == pytest.approx(0.1)
     expected = {"data wait": 0.10, "copy": 0.05, "forward": 0.30, "backward": 0.40, "optimizer": 0.06}
     assert found.phases == pytest.approx(expected | {"everything else": 0.09})
-    # Operators by their own time: 2 ms of the linear layer are not its product.
-    own = {"aten::addmm": 0.18, "aten::mm": 0.12, "aten::to": 0.05, "aten::linear": 0.02}
-    assert found.operators == pytest.approx(own)
-    assert found.device_busy is None
+    assert found.device_busy is None and found.device_phases == {}
+
+
+def test_operators_come_by_their_own_time():
+    found = digest(STEP, num_steps=1, elapsed_s=0.1)
+
+    # 2 ms of the linear layer are not its product.
+    assert found.operators == pytest.approx(
+        {"aten::addmm": 0.18, "aten::mm": 0.12, "aten::to": 0.05, "aten::linear": 0.02}
+    )
 
 
 def test_work_of_a_gpu_belongs_to_the_phase_that_launched_it():
-    kernels = [
-        span("launch", 20, 21, "cuda_runtime", correlation=1),
-        span("launch", 50, 51, "cuda_runtime", tid=7, correlation=2),
-        span("gemm", 40, 70, "kernel", tid=99, correlation=1),
-        span("gemm", 70, 90, "kernel", tid=99, correlation=2),
-        span("gemm", 80, 95, "kernel", tid=98, correlation=2),
-        span("vit: forward", 40, 70, "gpu_user_annotation", tid=99),
+    rows = [
+        *(each for each in STEP if each.key not in ("vit: forward", STEP[6].key)),
+        # Of its 50 ms on the device 20 are its own mark's on the time line of the GPU, and no kernel's.
+        row("vit: forward", 30, gpu_ms=50, self_device_time_total=20_000.0),
+        row(STEP[6].key, 16, gpu_ms=15),
+        kernel("vit: forward", 20, is_user_annotation=True),
+        kernel("gemm", 45),
+        kernel("Memcpy HtoD", 10),
     ]
-    found = digest(trace(step(0, tid_of_backward=7), kernels, length_ms=100), num_steps=1)
+    found = digest(rows, num_steps=1, elapsed_s=0.1)
 
     assert found.device_busy == pytest.approx(0.55)
-    assert found.device_phases == pytest.approx({"forward": 0.30, "backward": 0.35})
-    assert found.operators == pytest.approx({"gemm": 0.65})
-    assert found.phases["backward"] == pytest.approx(0.40)
+    expected = {"data wait": 0, "copy": 0, "forward": 0.30, "backward": 0.15, "optimizer": 0}
+    assert found.device_phases == pytest.approx(expected | {"everything else": 0.10})
+    assert found.operators == pytest.approx({"gemm": 0.45, "Memcpy HtoD": 0.10})
     assert "GPU busy         55.0%" in as_lines(found, precision="bf16")
     assert any("the GPU is idle 45%" in sentence for sentence in advice(found, precision="bf16"))
 
@@ -90,7 +100,7 @@ def test_what_to_try_follows_from_the_fractions(phases, operators, precision, wo
 
 
 def test_the_digest_is_ten_lines_or_less():
-    lines = as_lines(digest(trace(step(0), length_ms=100), num_steps=1), precision="bf16")
+    lines = as_lines(digest(STEP, num_steps=1, elapsed_s=0.1), precision="bf16")
 
     assert len(lines) <= 10
     assert lines[0] == "profile         1 step of 100.0 ms"
@@ -106,7 +116,7 @@ def test_three_steps_after_three_are_traced_once(tmp_path, num_batches, traced):
         number for number in profiler.watch(iter(range(num_batches))) if forward(torch.eye(4)) is not None
     ]
 
-    assert seen == list(range(num_batches)) and not profile._is_tracing
+    assert seen == list(range(num_batches)) and profile._tracing is None
     assert profiler.num_steps == min(3, num_batches // 2)
     lines = profiler.lines(precision="fp32", folder=tmp_path)
     names = [event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]]
@@ -117,7 +127,7 @@ def test_three_steps_after_three_are_traced_once(tmp_path, num_batches, traced):
 def test_a_loop_that_ends_early_or_has_too_few_batches_leaves_nothing_on():
     profiler = profile.StepProfiler()
     assert list(islice(profiler.watch(count()), 5)) == [0, 1, 2, 3, 4]
-    assert not profile._is_tracing and profiler.num_steps == 1
+    assert profile._tracing is None and profiler.num_steps == 1
 
     short = profile.StepProfiler()
     assert list(short.watch(iter([1, 2]))) == [1, 2]
@@ -136,8 +146,16 @@ def test_a_profile_changes_no_bit_of_a_run_and_names_its_phases(photos, tmp_path
     assert lines[0].startswith("profile         3 steps of") and all(
         line in traced.err for line in lines[:-1]
     )
-    found = digest(json.loads((tmp_path / "traced/trace.json").read_text())["traceEvents"], num_steps=3)
-    assert all(found.phases[name] > 0 for name in profile.PHASES)
+    shown = {line[:16].strip(): float(line[16:21]) for line in lines[1:7]}
+    assert list(shown) == list(profile.PHASES) and all(shown.values())
+    # The trace itself says as much.
+    events = json.loads((tmp_path / "traced/trace.json").read_text())["traceEvents"]
+    for name in ("data wait", "copy", "forward"):
+        mark = profile.ANNOTATIONS[name]
+        marks = [event for event in events if event["name"] == mark and event["cat"] == "user_annotation"]
+        ms_of_step = sum(event["dur"] for event in marks) / 3000
+        line = next(line for line in lines if line.startswith(name))
+        assert len(marks) >= 3 * 2 and f" {ms_of_step:,.1f} ms" in line
     assert not (tmp_path / "plain" / "trace.json").exists()
 
     # The same for an evaluation, whose trace belongs to its folder.
@@ -154,26 +172,20 @@ def test_a_dry_run_has_nothing_to_trace(photos):
     assert shown.code == 2 and "no steps to trace" in shown.err
 
 
-def test_the_intervals_of_phases_are_those_of_their_first_beginnings_and_last_ends():
-    """A function of autograd encloses another; behind an optimizer there is no batch to copy."""
-    function = "autograd::engine::evaluate_function: "
-    events = [
-        span("vit: data", 0, 10),
-        span("vit: forward", 12, 20),
-        span(function + "A", 22, 40, "cpu_op", 2),
-        span(function + "B", 25, 30, "cpu_op", 2),
-        span("Optimizer.step#SGD.step", 45, 50),
-        span("vit: forward", 55, 60),
-        span(function + "A", 61, 70, "cpu_op", 2),
-        span("vit: data", 0, 90, tid=7),  # of a GPU's own time line
-    ]
+def test_a_copy_ends_where_the_next_thing_begins(tmp_path):
+    """A batch that no forward pass takes, such as the last one of a loop that ends, leaves no mark open."""
+    profiler = profile.StepProfiler(total_steps=3)
+    for number in profiler.watch(iter(range(3))):
+        if number == 1:
+            with profile.forward():
+                torch.eye(4) @ torch.eye(4)
+    profiler.lines(precision="fp32", folder=tmp_path)
 
-    phases = profile._phases_of(events, 1, (0.0, 80_000.0))
-
-    assert phases == {
-        "data wait": [(0, 10_000)],
-        "forward": [(12_000, 20_000), (55_000, 60_000)],
-        "optimizer": [(45_000, 50_000)],
-        "backward": [(22_000, 40_000), (61_000, 70_000)],
-        "copy": [(10_000, 12_000)],
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    marks = {
+        name: [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == mark]
+        for name, mark in profile.ANNOTATIONS.items()
     }
+    assert (len(marks["copy"]), len(marks["forward"])) == (3, 1)
+    every = sorted(marks["data wait"] + marks["copy"] + marks["forward"])
+    assert all(end <= start for (_, end), (start, _) in pairwise(every))

@@ -406,7 +406,7 @@ def forward_batches(
                 rows_B, images_BCHW = _padded(batch, multiple)
                 (images_BCHW,) = upload(images_BCHW)
                 images_BCHW = to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std)
-                with torch.no_grad(), autocast(device, precision), profile.phase(profile.FORWARD):
+                with torch.no_grad(), autocast(device, precision), profile.forward():
                     outputs = network(rows_B, images_BCHW)
                 yield batch, outputs
     finally:

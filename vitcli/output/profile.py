@@ -1,16 +1,14 @@
 """`--profile`: a trace of a few steps, and a digest of where their time goes. Loads torch only to record.
 
-A phase of a step is an annotation in the trace: those below, the optimizer's own, and autograd's for the
-backward pass. Between the data and the forward pass is the copy to the device, with the normalisation.
+A phase of a step is an annotation in the trace: those below, the optimizer's own, and autograd's functions
+for the backward pass. Between data and forward pass is the copy to the device, with the normalisation.
 """
 
-import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from vitcli.output.atomic import replace_file, write_text
@@ -19,30 +17,23 @@ from vitcli.output.text import count_of
 TRACE, DIGEST = "trace.json", "profile.txt"
 FILES = (TRACE, DIGEST)
 SKIPPED, TRACED = 3, 3  # steps before the trace, which are slower, and steps in it
-DATA, FORWARD = "vit: data", "vit: forward"
-BEGIN, END = "vit: begin", "vit: end"
-OPTIMIZER, AUTOGRAD = "Optimizer.", "autograd::engine::evaluate_function"
-PHASES = ("data wait", "copy", "forward", "backward", "optimizer", "everything else")
-ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-LAUNCHES = ("cuda_runtime", "cuda_driver")
+# By phase, how the names of its annotations begin.
+ANNOTATIONS = {
+    "data wait": "vit: data",
+    "copy": "vit: copy",
+    "forward": "vit: forward",
+    "backward": "autograd::engine::evaluate_function",
+    "optimizer": "Optimizer.",
+}
+REST = "everything else"
+PHASES = (*ANNOTATIONS, REST)
 NUM_OPERATORS = 5
 # Fractions of a step above which a phase is worth a sentence.
-MUCH = {"data wait": 0.10, "copy": 0.10, "optimizer": 0.15, "everything else": 0.10}
+MUCH = {"data wait": 0.10, "copy": 0.10, "optimizer": 0.15, REST: 0.10}
 BUSY = 0.8  # fraction of the time that a GPU should compute
 COMPUTES = 0.5  # fraction in matrix products from which their precision matters
 MATRIX_PRODUCTS = ("mm", "linear", "matmul", "convolution", "gemm", "cutlass", "xmma")
-_is_tracing = False
-
-Interval = tuple[float, float]
-
-
-def phase(name: str) -> AbstractContextManager:
-    """Return a context that names what happens inside for a trace; without one it does nothing."""
-    if not _is_tracing:
-        return nullcontext()
-    from torch.profiler import record_function
-
-    return record_function(name)
+_tracing: "StepProfiler | None" = None  # at most one at a time
 
 
 class StepProfiler:
@@ -57,8 +48,9 @@ class StepProfiler:
         self.parts = parts
         self.first = SKIPPED if total_steps is None else min(SKIPPED, max(0, total_steps - TRACED))
         self.num_steps = 0
-        self._trace = b""
         self._profiler: Any = None
+        self._copy: AbstractContextManager | None = None
+        self._began_at = self._elapsed_s = 0.0
 
     def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches; nothing is recorded but in the steps of the trace, and only once."""
@@ -68,66 +60,92 @@ class StepProfiler:
                 step, place = divmod(number, self.parts)
                 if place == 0 and step == self.first and not self.num_steps:
                     self._start()
-                elif place == 0 and self._profiler and step == self.first + TRACED:
+                elif place == 0 and _tracing is self and step == self.first + TRACED:
                     self._stop(step)
-                with phase(DATA):
-                    batch = next(batches, None)
+                batch = self._traced(batches) if _tracing is self else next(batches, None)
                 if batch is None:
                     return
                 yield batch
                 number += 1
         finally:
-            if self._profiler:
+            if _tracing is self:
                 self._stop(number // self.parts)
 
+    def _traced(self, batches: Iterator[Any]) -> Any:
+        """Return the next batch, with marks of the wait for it and of its way to the device."""
+        self.end_copy()
+        with _mark("data wait"):
+            batch = next(batches, None)
+        self._copy = _mark("copy")
+        self._copy.__enter__()
+        return batch
+
+    def end_copy(self) -> None:
+        """End the mark of the last batch's way to the device, if it has not ended."""
+        if self._copy:
+            self._copy.__exit__(None, None, None)
+            self._copy = None
+
     def _start(self) -> None:
-        global _is_tracing
+        global _tracing
         import torch
         from torch.profiler import ProfilerActivity, profile
 
         gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
         self._profiler = profile(activities=[ProfilerActivity.CPU, *gpu])
         self._profiler.start()
-        _is_tracing = True
-        with phase(BEGIN):
-            pass
+        _tracing, self._began_at = self, time.perf_counter()
 
     def _stop(self, step: int) -> None:
-        global _is_tracing
+        global _tracing
         import torch
 
+        self.end_copy()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        with phase(END):
-            pass
-        _is_tracing = False
+        self._elapsed_s = time.perf_counter() - self._began_at
         self._profiler.stop()
-        with TemporaryDirectory() as folder:
-            self._profiler.export_chrome_trace(str(path := Path(folder, TRACE)))
-            self._trace = path.read_bytes()
-        self._profiler, self.num_steps = None, max(1, step - self.first)
+        _tracing, self.num_steps = None, max(1, step - self.first)
 
     def lines(self, *, precision: str, folder: Path | None) -> list[str]:
         """Return the digest of the trace, or a line that there is none; write both to a folder, if given."""
         if not self.num_steps:
             return [f"no profile: there were fewer than {count_of(self.first + 1, 'batch', 'batches')}"]
-        events = json.loads(self._trace)["traceEvents"]
-        lines = as_lines(digest(events, num_steps=self.num_steps), precision=precision)
+        averages = self._profiler.key_averages()
+        result = digest(averages, num_steps=self.num_steps, elapsed_s=self._elapsed_s)
+        lines = as_lines(result, precision=precision)
         if folder:
             lines.append(f"trace           {folder / TRACE}, for ui.perfetto.dev or chrome://tracing")
-            replace_file(folder / TRACE, lambda path: path.write_bytes(self._trace))
+            replace_file(folder / TRACE, lambda path: self._profiler.export_chrome_trace(str(path)))
             write_text(folder / DIGEST, "".join(f"{line}\n" for line in lines))
         return lines
+
+
+def _mark(phase: str) -> AbstractContextManager:
+    from torch.profiler import record_function
+
+    return record_function(ANNOTATIONS[phase])
+
+
+@contextmanager
+def forward() -> Iterator[None]:
+    """Name what happens inside as the forward pass for a trace; without one do nothing."""
+    if not _tracing:
+        yield
+        return
+    _tracing.end_copy()
+    with _mark("forward"):
+        yield
 
 
 def marked(function: Callable) -> Callable:
     """Return the same function, named as the forward pass in the trace."""
 
-    def forward(*arguments: Any, **named: Any) -> Any:
-        with phase(FORWARD):
-            return function(*arguments, **named)
+    def named(*arguments: Any, **options: Any) -> Any:
+        with forward():
+            return function(*arguments, **options)
 
-    return forward
+    return named
 
 
 @dataclass(frozen=True)
@@ -139,7 +157,7 @@ class Digest:
         step_s: seconds of one.
         phases: fraction of the step by phase of PHASES, as the thread of the loop has it; they add up to 1.
         operators: fraction of the step by operator, its own time without what it calls; on a GPU by kernel.
-        device_busy: fraction of the time in which a GPU computed; None without one.
+        device_busy: fraction of the time that a GPU's kernels take, at most 1; None without one.
         device_phases: fraction of the step in kernels by the phase that launched them; {} without a GPU.
     """
 
@@ -151,115 +169,37 @@ class Digest:
     device_phases: dict[str, float]
 
 
-def digest(events: Sequence[dict[str, Any]], *, num_steps: int) -> Digest:
-    """Return the digest of a trace in Chrome's format; times in it are microseconds."""
-    spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
-    notes = [event for event in spans if event.get("cat") == "user_annotation"]
-    begin = next(event for event in notes if event["name"] == BEGIN)
-    window = (begin["ts"], max(event["ts"] for event in notes if event["name"] == END))
-    inside = [event for event in spans if event["ts"] < window[1] and _end(event) > window[0]]
-    intervals = _phases_of(inside, begin["tid"], window)
-    length = window[1] - window[0]
+def digest(averages: Sequence[Any], *, num_steps: int, elapsed_s: float) -> Digest:
+    """Return the digest of torch's table of a trace, `key_averages()`; times in it are microseconds."""
+    length_us = 1e6 * elapsed_s
+    on_host = [row for row in averages if row.device_type.name == "CPU"]
+    phases, device_phases = dict.fromkeys(PHASES, 0.0), dict.fromkeys(PHASES, 0.0)
+    for phase, beginning in ANNOTATIONS.items():
+        for row in on_host:
+            if row.key.startswith(beginning):
+                phases[phase] += row.cpu_time_total / length_us
+                # A GPU repeats annotations on its own time line: those are not kernels.
+                repeated_us = row.self_device_time_total if row.is_user_annotation else 0
+                device_phases[phase] += (row.device_time_total - repeated_us) / length_us
+    phases[REST] = max(0.0, 1 - sum(phases.values()))
 
-    # On a GPU: when it computed, and for which phase.
-    kernels = [event for event in inside if event.get("cat") in ON_DEVICE]
-    launched_at = {
-        event["args"]["correlation"]: event["ts"]
-        for event in inside
-        if event.get("cat") in LAUNCHES and "correlation" in event.get("args", {})
-    }
-    of_phases: Counter[str] = Counter()
-    for kernel in kernels:
-        at = launched_at.get(kernel.get("args", {}).get("correlation"), kernel["ts"])
-        of_phases[_phase_at(intervals, at)] += kernel["dur"] / length
-    times = _kernel_times(kernels) if kernels else _self_times(inside)
+    # On a GPU the operators are its kernels.
+    kernels = [row for row in averages if row.device_type.name != "CPU" and not row.is_user_annotation]
+    if kernels:
+        times = {row.key: row.self_device_time_total / length_us for row in kernels}
+        device_phases[REST] = max(0.0, sum(times.values()) - sum(device_phases.values()))
+    else:
+        operators = [row for row in on_host if not row.key.startswith(tuple(ANNOTATIONS.values()))]
+        times = {row.key: row.self_cpu_time_total / length_us for row in operators}
+    most = sorted(times, key=times.__getitem__, reverse=True)[:NUM_OPERATORS]
     return Digest(
         num_steps=num_steps,
-        step_s=length / num_steps / 1e6,
-        phases=_fractions(intervals, length),
-        operators={name: us / length for name, us in times.most_common(NUM_OPERATORS)},
-        device_busy=_covered(map(_interval, kernels), window) / length if kernels else None,
-        device_phases=dict(of_phases),
+        step_s=elapsed_s / num_steps,
+        phases=phases,
+        operators={name: times[name] for name in most},
+        device_busy=min(1.0, sum(times.values())) if kernels else None,
+        device_phases=device_phases if kernels else {},
     )
-
-
-def _end(event: dict[str, Any]) -> float:
-    return event["ts"] + event["dur"]
-
-
-def _interval(event: dict[str, Any]) -> Interval:
-    return event["ts"], _end(event)
-
-
-def _phases_of(events: Sequence[dict[str, Any]], thread: Any, window: Interval) -> dict[str, list[Interval]]:
-    """Return the intervals of each phase but the rest, in the order of time."""
-
-    def of(prefix: str) -> list[Interval]:
-        # A GPU repeats annotations on its own time line.
-        named = [e for e in events if e["name"].startswith(prefix) and e["tid"] == thread]
-        return sorted(_interval(event) for event in named if event.get("cat") == "user_annotation")
-
-    data, forward, optimizer = of(DATA), of(FORWARD), of(OPTIMIZER)
-    backward = sorted(_interval(event) for event in events if event["name"].startswith(AUTOGRAD))
-    starts = sorted(start for start, _ in (*data, *forward, *optimizer, (window[1], 0.0)))
-    phases: dict[str, list[Interval]] = {"data wait": data, "forward": forward, "optimizer": optimizer}
-
-    # Autograd is one interval from its first to its last function after each forward pass.
-    phases["backward"], phases["copy"] = [], []
-    for start, end in forward:
-        following = next((at for at in starts if at >= end), window[1])
-        calls = [(a, b) for a, b in backward if end <= a < following]
-        if calls:
-            phases["backward"].append((calls[0][0], max(b for _, b in calls)))
-        before = max((b for _, b in (*data, *optimizer) if b <= start), default=None)
-        if before is not None and any(b == before for _, b in data):
-            phases["copy"].append((before, start))
-    return phases
-
-
-def _fractions(phases: dict[str, list[Interval]], length: float) -> dict[str, float]:
-    fractions = {name: sum(end - start for start, end in phases.get(name, ())) / length for name in PHASES}
-    fractions["everything else"] = max(0.0, 1 - sum(fractions.values()))
-    return fractions
-
-
-def _phase_at(phases: dict[str, list[Interval]], time: float) -> str:
-    return next(
-        (name for name, each in phases.items() if any(a <= time < b for a, b in each)), "everything else"
-    )
-
-
-def _covered(intervals: Iterable[Interval], window: Interval) -> float:
-    """Return how much of the window lies in any of the intervals."""
-    covered, reached = 0.0, window[0]
-    for start, end in sorted(intervals):
-        start, end = max(start, reached), min(end, window[1])
-        if end > start:
-            covered, reached = covered + end - start, end
-    return covered
-
-
-def _kernel_times(kernels: Iterable[dict[str, Any]]) -> Counter[str]:
-    times: Counter[str] = Counter()
-    for kernel in kernels:
-        times[kernel["name"]] += kernel["dur"]
-    return times
-
-
-def _self_times(events: Iterable[dict[str, Any]]) -> Counter[str]:
-    """Return the time of each operator without that of the operators that it calls."""
-    times: Counter[str] = Counter()
-    operators = [event for event in events if event.get("cat") == "cpu_op" and AUTOGRAD not in event["name"]]
-    open_calls: dict[Any, list[dict[str, Any]]] = {}
-    for event in sorted(operators, key=lambda event: (event["ts"], -event["dur"])):
-        stack = open_calls.setdefault(event["tid"], [])
-        while stack and _end(stack[-1]) <= event["ts"]:
-            stack.pop()
-        if stack:
-            times[stack[-1]["name"]] -= event["dur"]
-        times[event["name"]] += event["dur"]
-        stack.append(event)
-    return times
 
 
 def as_lines(result: Digest, *, precision: str) -> list[str]:
@@ -291,7 +231,7 @@ def advice(result: Digest, *, precision: str) -> list[str]:
         "bench data measures the loader alone",
         "copy": "the copy to the device takes long: a larger --per-device-batch makes fewer of them",
         "optimizer": "the update takes long for so few images: a larger --batch-size has fewer updates",
-        "everything else": "much is done between the passes: a larger --per-device-batch, and larger "
+        REST: "high overhead between passes: a larger --per-device-batch, and larger "
         "train.log_every, train.save_every and eval.every make it rarer",
     }
     advised = [sentences[name] for name, limit in MUCH.items() if result.phases[name] > limit]
