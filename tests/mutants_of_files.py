@@ -47,7 +47,7 @@ OF_FILES = {
             "if False",
         ),
     },
-    ("vitcli/export/agreement.py", "tests/export/test_agreement.py"): {
+    ("vitcli/export/comparison.py", "tests/export/test_agreement.py"): {
         "images are shrunk as no file does": (
             'exact = replace(preprocessing, decode="exact")',
             "exact = preprocessing",
@@ -57,7 +57,7 @@ OF_FILES = {
             "float((exported_NK - outputs_NK).max())",
         ),
     },
-    ("vitcli/export/speed.py", "tests/export/test_speed.py"): {
+    ("vitcli/export/comparison.py", "tests/export/test_speed.py"): {
         "the throughput is that of the slowest batch size": (
             "max(seconds, key=lambda batch_size: batch_size / seconds[batch_size])",
             "min(seconds, key=lambda batch_size: batch_size / seconds[batch_size])",
@@ -162,7 +162,7 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/calibration.py",
+        "vitcli/export/images.py",
         "tests/export/test_calibration.py::test_the_scales_of_int8_are_measured_on_training_images",
     ): {
         "the scales of int8 are measured on test images": (
@@ -200,10 +200,15 @@ OF_FILES = {
             "",
         ),
     },
-    ("vitcli/export/calibration.py", "tests/export/test_calibration.py"): {
-        "scales of int8 are measured on a dozen images": ("NUM_IMAGES = 128", "NUM_IMAGES = 12"),
+    ("vitcli/export/images.py", "tests/export/test_calibration.py"): {
+        "a run's own images are published": (
+            "return of_the_demo().split if self.are_held_out else self.split",
+            "return self.split",
+        ),
+        "thousands of images are compared": ("min(MAX_IMAGES, len(files))", "len(files)"),
+        "scales of int8 are measured on a dozen images": ("NUM_FOR_SCALES = 128", "NUM_FOR_SCALES = 12"),
         "all images that are named are measured for int8": (
-            'return evenly(find_images(given, where="--calibrate"), NUM_IMAGES)',
+            'return evenly(find_images(given, where="--calibrate"), NUM_FOR_SCALES)',
             'return find_images(given, where="--calibrate")',
         ),
         "scales of int8 are measured on pixels that the file does not take": (
@@ -353,14 +358,10 @@ OF_FILES = {
             'parts += ["" for',
         ),
     },
-    ("vitcli/export/images.py", "tests/export/test_calibration.py"): {
-        "a run's own images are published": (
-            "return of_the_demo().split if self.are_held_out else self.split",
-            "return self.split",
-        ),
-        "thousands of images are compared": ("min(MAX_IMAGES, len(files))", "len(files)"),
-    },
-    ("vitcli/export/gate.py", "tests/export/test_gate.py::test_a_drop_that_is_just_allowed_is_accepted"): {
+    (
+        "vitcli/export/comparison.py",
+        "tests/export/test_gate.py::test_a_drop_that_is_just_allowed_is_accepted",
+    ): {
         "a drop that is just allowed is refused": (
             "return self.highest_drop <= self.max_drop",
             "return self.highest_drop < self.max_drop",
@@ -459,7 +460,7 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/gate.py",
+        "vitcli/export/comparison.py",
         "tests/export/test_gate.py::test_a_drop_of_just_the_allowed_size_is_accepted_and_any_more_is_not",
     ): {
         "a drop of just the allowed size is refused": (

@@ -123,7 +123,7 @@ OF_PARTS = {
         ),
     },
     # Exported files.
-    ("vitcli/export/calibration.py", "tests/export/test_calibration.py"): {
+    ("vitcli/export/images.py", "tests/export/test_calibration.py"): {
         "scales of the first images": (
             "np.linspace(0, len(split) - 1, most).round().astype(np.int64)",
             "np.arange(most)",

@@ -294,7 +294,7 @@ OF_RESULTS = {
         "an exported file has no temperature": ('{"temperature": belief.temperature}', "{}"),
         "other outputs are kept": ("if agreement.max_rel_difference > TOLERANCE:", "if False:"),
     },
-    ("vitcli/export/gate.py", "tests/export/test_gate.py"): {
+    ("vitcli/export/comparison.py", "tests/export/test_gate.py"): {
         "the gate believes what it has seen": (
             "return self.highest_drop <= self.max_drop",
             "return self.drop <= self.max_drop",

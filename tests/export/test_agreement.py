@@ -8,8 +8,8 @@ import torch
 from vitcli.data.dataset import DataSet
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import DataError
-from vitcli.export import agreement
-from vitcli.export.agreement import compare
+from vitcli.export import comparison
+from vitcli.export.comparison import compare
 from vitcli.output.progress import Progress
 
 
@@ -40,11 +40,11 @@ def test_images_are_decoded_whole_as_for_a_file(monkeypatch):
         asked.append((preprocessing.decode, how["on_bad_image"]))
         return iter(())
 
-    monkeypatch.setattr(agreement.loader, "eval_batches", no_batches)
+    monkeypatch.setattr(comparison.loader, "eval_batches", no_batches)
     pixels = Preprocessing((8, 8), "square", 1.0, "bilinear", True, (0.5,) * 3, (0.5,) * 3, decode="fast")
     model, quiet = torch.nn.Flatten(), Progress(quiet=True)
     with pytest.raises(DataError, match="no image can be decoded"):
-        agreement.outputs_of_both(
+        comparison.outputs_of_both(
             model, model, DataSet("demo").open("test"), pixels, quiet, on_bad_image="skip"
         )
     assert asked == [("exact", "skip")]

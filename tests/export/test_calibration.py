@@ -9,8 +9,8 @@ import torch
 from vitcli.data.dataset import DataSet
 from vitcli.data.split import Split
 from vitcli.errors import DataError
-from vitcli.export import calibration, images
-from vitcli.export.calibration import evenly
+from vitcli.export import images
+from vitcli.export.images import evenly
 from vitcli.output.progress import Progress
 
 
@@ -44,11 +44,11 @@ def test_networks_are_compared_on_images_from_the_whole_of_a_split(monkeypatch):
 @pytest.mark.parametrize("name", ["train[:50]", "auto"])
 def test_the_scales_of_int8_are_measured_on_training_images(monkeypatch, name):
     recipe = SimpleNamespace(data=SimpleNamespace(dataset="demo", train_split=name, eval_split="test"))
-    monkeypatch.setattr(calibration.run_folder, "folder_of", lambda source: "run")
-    monkeypatch.setattr(calibration.run_folder, "recipe_of", lambda folder: (recipe, True))
-    monkeypatch.setattr(calibration.dataset, "from_section", lambda section: DataSet(section.dataset))
+    monkeypatch.setattr(images.run_folder, "folder_of", lambda source: "run")
+    monkeypatch.setattr(images.run_folder, "recipe_of", lambda folder: (recipe, True))
+    monkeypatch.setattr(images.dataset, "from_section", lambda section: DataSet(section.dataset))
 
-    assert "split train" in calibration.open_images(SimpleNamespace(source="run"), ()).name
+    assert "split train" in images.open_for_scales(SimpleNamespace(source="run"), ()).name
 
 
 def test_they_are_given_as_the_file_takes_them_and_bad_ones_are_left_out():
@@ -61,7 +61,7 @@ def test_they_are_given_as_the_file_takes_them_and_bad_ones_are_left_out():
 
     def given(kind: str) -> list[torch.Tensor]:
         form = SimpleNamespace(input=kind, preprocessing=lambda image_HWC: image_HWC[1:5, 2:6])
-        return list(calibration.images(split, form))
+        return list(images.images_for_scales(split, form))
 
     bad = {2}
     split = Split("pets", 4, None, 1, read_row, lambda: np.zeros(4, int), "row {}".format)
@@ -79,13 +79,12 @@ def test_of_many_images_that_are_named_128_from_all_of_them_give_the_scales_and_
 ):
     many, lines = DataSet("demo").open("test[:400]"), []
     place_of = {many.where_is(row): row for row in range(400)}
-    monkeypatch.setattr(calibration, "find_images", lambda given, *, where: many)
     monkeypatch.setattr(images, "find_images", lambda given, *, where: many)
 
     def rows(split: Split) -> list[int]:
         return [place_of[split.where_is(row)] for row in range(len(split))]
 
-    scales = rows(calibration.open_images(None, ["photos"]))
+    scales = rows(images.open_for_scales(None, ["photos"]))
     assert len(scales) == 128 and (scales[0], scales[-1]) == (0, 399)
     progress = SimpleNamespace(note=lines.append)
     assert rows(images.open_named(["photos"], progress).split) == list(range(256))

@@ -16,8 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from tests.conftest import run
 from vitcli.errors import CheckFailed, MachineError, VitError, WeightsError
-from vitcli.export import export as exports
-from vitcli.export import golden
+from vitcli.export import comparison, golden
 from vitcli.export.export import ExportOptions, as_text, export
 from vitcli.models.architecture import GAP, Architecture
 from vitcli.models.build import build
@@ -231,8 +230,8 @@ def test_the_weights_beside_an_onnx_file_are_always_its_own(to_export, tmp_path,
     monkeypatch.setattr(onnx, "MAX_BYTES_IN_ONE_FILE", 0)
     for module, name, stand_in in [
         (formats, "read_back", lambda *_: None),
-        (exports, "outputs_of_both", lambda *_, **__: (torch.ones(1, 5),) * 3),
-        (exports, "measured", lambda *_: None),
+        (comparison, "outputs_of_both", lambda *_, **__: (torch.ones(1, 5),) * 3),
+        (comparison, "measured", lambda *_: None),
         (golden, "write_golden", lambda path, *_, **__: golden.golden_path(path).write_text("{}")),
     ]:
         monkeypatch.setattr(module, name, stand_in)
@@ -466,7 +465,7 @@ def test_an_export_that_is_broken_off_leaves_what_was_there(to_export, tmp_path,
     to_export(vit(), out)
     path = tmp_path / out / "model.safetensors" if out == "out" else tmp_path / out
     before = path.read_bytes()
-    monkeypatch.setattr(exports, "compare", break_off)
+    monkeypatch.setattr(comparison, "compare", break_off)
 
     with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else MachineError):
         to_export(vit(), out, overwrite=True, image_size=(64, 64))
@@ -596,11 +595,11 @@ def test_the_result_notes_that_a_head_of_zeros_proves_little(tmp_path):
 
 def test_the_differences_are_those_counted_by_hand():
     ours, theirs = torch.tensor([[1.0, 2.0], [-8.0, 3.0]]), torch.tensor([[1.0, 0.5], [-7.0, 3.0]])
-    found = exports.compare(ours, theirs, are_logits=True)
+    found = comparison.compare(ours, theirs, are_logits=True)
 
     assert (found.max_difference, found.max_rel_difference, found.top1) == (1.5, 1.5 / 8, 0.5)
-    assert exports.compare(ours, ours, are_logits=False).top1 is None
-    assert exports.compare(ours * 0, ours, are_logits=True).max_rel_difference == float("inf")
+    assert comparison.compare(ours, ours, are_logits=False).top1 is None
+    assert comparison.compare(ours * 0, ours, are_logits=True).max_rel_difference == float("inf")
 
 
 def test_the_weights_file_of_a_timm_folder_is_complete_on_its_own(to_export, tmp_path):

@@ -10,8 +10,8 @@ from PIL import Image
 from vitcli.data.image_files import find_images
 from vitcli.errors import DataError, WeightsError
 from vitcli.evaluation.belief.stored import Belief
-from vitcli.export import calibration
 from vitcli.export.export import ExportOptions, _preprocessing, _program_form
+from vitcli.export.images import images_for_scales
 from vitcli.output.progress import Progress
 from vitcli.weights.io import read_weights
 
@@ -65,11 +65,11 @@ def test_int8_is_calibrated_on_what_the_file_takes_and_never_on_nothing(weights,
     form = form_of(weights)
     images = find_images([str(tmp_path)], where="--calibrate")
 
-    (image_1HWC,) = calibration.images(images, form)
+    (image_1HWC,) = images_for_scales(images, form)
     assert torch.equal(image_1HWC[0], torch.from_numpy(pixels_HWC))
-    (image_1HWC,) = calibration.images(images, replace(form, input="pixels"))
+    (image_1HWC,) = images_for_scales(images, replace(form, input="pixels"))
     assert np.array_equal(image_1HWC[0], form.preprocessing(pixels_HWC))
 
     (tmp_path / "good.png").unlink()
     with pytest.raises(DataError, match="none can be decoded"):
-        list(calibration.images(find_images([str(tmp_path)], where="--calibrate"), form))
+        list(images_for_scales(find_images([str(tmp_path)], where="--calibrate"), form))

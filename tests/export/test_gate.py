@@ -13,8 +13,8 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, DataError
 from vitcli.export import export as exports
+from vitcli.export.comparison import Verdict, Z, highest_drop, judge, outputs_of_both, refuse
 from vitcli.export.export import Export, ExportOptions
-from vitcli.export.gate import Verdict, Z, highest_drop, judge, refuse
 from vitcli.export.images import Images
 from vitcli.output.progress import Progress
 from vitcli.weights.production.program import ProgramForm
@@ -92,9 +92,7 @@ def of_int8():
     export = Export(
         "onnx", model, arch, preprocessing, form, Images(split, are_held_out=True), split, options
     )
-    outputs_NK, *_ = exports.outputs_of_both(
-        model, scaled(model, 1), split, preprocessing, Progress(quiet=True)
-    )
+    outputs_NK, *_ = outputs_of_both(model, scaled(model, 1), split, preprocessing, Progress(quiet=True))
     labels[:] = outputs_NK.argmax(1)
     labels[36:] = (labels[36:] + 1) % 5
     assert len(set(labels[:36].tolist())) > 1

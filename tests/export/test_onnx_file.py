@@ -23,7 +23,7 @@ from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, VitError
 from vitcli.export import export as exports
 from vitcli.export import golden, images, onnx_process
-from vitcli.export.gate import highest_drop
+from vitcli.export.comparison import highest_drop
 from vitcli.export.golden import write_golden
 from vitcli.weights import formats, onnx
 from vitcli.weights.io import read_weights

@@ -24,11 +24,17 @@ from vitcli.evaluation.belief.stored import belief_of
 from vitcli.evaluation.regression import target_of
 from vitcli.evaluation.setup import preprocessing_for
 from vitcli.evaluation.several_labels import several_labels_of
-from vitcli.export import calibration, gate, golden
-from vitcli.export.agreement import Agreement, NotFinite, compare, outputs_of_both
-from vitcli.export.images import Images, open_images, open_labelled, open_named
+from vitcli.export import comparison, golden
+from vitcli.export.comparison import Agreement, NotFinite
+from vitcli.export.images import (
+    Images,
+    images_for_scales,
+    open_for_scales,
+    open_images,
+    open_labelled,
+    open_named,
+)
 from vitcli.export.snippet import onnx_snippet
-from vitcli.export.speed import measured, speed_text
 from vitcli.models.architecture import Architecture
 from vitcli.output.atomic import TEMPORARY, check_out, remove_debris, sync
 from vitcli.output.progress import Progress
@@ -179,7 +185,7 @@ def _checked(export: Export, read_back: nn.Module, progress: Progress) -> dict[s
         raise _failure("are not finite numbers", export.format, export.arch) from error
     if export.format in formats.FROM_IMAGES:
         facts |= {"input": options.input, "precision": options.precision}
-        facts["speed"] = measured(read_back, export.model, export.preprocessing)
+        facts["speed"] = comparison.measured(read_back, export.model, export.preprocessing)
     if export.format == "onnx":
         facts["opset"] = onnx.OPSET
     return facts
@@ -194,11 +200,15 @@ def _compared(export: Export, read_back: nn.Module, progress: Progress) -> dict[
     """
     options, images = export.options, export.images
     both = partial(
-        outputs_of_both, export.model, read_back, preprocessing=export.preprocessing, progress=progress
+        comparison.outputs_of_both,
+        export.model,
+        read_back,
+        preprocessing=export.preprocessing,
+        progress=progress,
     )
     on_bad_image = "skip" if images.are_held_out else "error"
     outputs_NK, exported_NK, labels_N = both(images.split, on_bad_image=on_bad_image)
-    agreement = compare(outputs_NK, exported_NK, are_logits=export.form.kind == "classes")
+    agreement = comparison.compare(outputs_NK, exported_NK, are_logits=export.form.kind == "classes")
     facts = {
         "num_images": agreement.num_images,
         "max_abs_difference": agreement.max_difference,
@@ -211,12 +221,12 @@ def _compared(export: Export, read_back: nn.Module, progress: Progress) -> dict[
         _check_agreement(agreement, export.format, export.arch)
     elif not export.gate_split:
         has_classes = images.are_held_out and agreement.num_same is not None
-        verdict = gate.judge(outputs_NK, exported_NK, labels_N, max_drop=1.0) if has_classes else None
-        facts["notes"].append(gate.note_of(agreement, verdict, options.precision, images.split.name))
+        verdict = comparison.judge(outputs_NK, exported_NK, labels_N, max_drop=1.0) if has_classes else None
+        facts["notes"].append(comparison.note_of(agreement, verdict, options.precision, images.split.name))
     if export.gate_split:
-        verdict = gate.judge(*both(export.gate_split), max_drop=options.max_drop)
+        verdict = comparison.judge(*both(export.gate_split), max_drop=options.max_drop)
         if not verdict.is_accepted:
-            raise gate.refuse(verdict)
+            raise comparison.refuse(verdict)
         facts["gate"] = {"dataset": options.gate, "split": export.gate_split.name, **verdict.as_json()}
     return facts
 
@@ -238,7 +248,7 @@ def as_text(result: dict[str, Any]) -> str:
         ("difference", f"{result['max_abs_difference']:.2g}, relative {result['max_rel_difference']:.2g}"),
         *([] if agreement is None else [("same top-1", f"{agreement:.2%}")]),
         *([("gate", _gate_text(result["gate"]))] if "gate" in result else []),
-        *([("speed", speed_text(result["speed"]))] if "speed" in result else []),
+        *([("speed", comparison.speed_text(result["speed"]))] if "speed" in result else []),
         *_written(result),
         ("use", usage.get(result["format"], Verbatim(f"vit {command} --ckpt {shlex.quote(out)} {takes}"))),
     ]
@@ -278,9 +288,9 @@ def _program_form(
     form = ProgramForm(preprocessing, kind, **of_kind, input=options.input, precision=options.precision)
     if options.precision != "int8":
         return form, iter(())
-    split = calibration.open_images(exported, options.calibrate)
+    split = open_for_scales(exported, options.calibrate)
     progress.note(f"scales of int8 from {count_of(len(split), 'image')} of {split.name}")
-    return form, calibration.images(split, form)
+    return form, images_for_scales(split, form)
 
 
 def files_text(files: dict[str, int]) -> str:

@@ -1,25 +1,38 @@
-"""The images that an export is compared on: those that are named, a gate's, the run's own, or the demo's."""
+"""The images of an export: those that it is compared on, a gate's, and those that give int8 its scales."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from vitcli.data import classes as data_classes
-from vitcli.data import demo
+from vitcli.data import dataset, demo, loader
 from vitcli.data.dataset import DataSet
 from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
-from vitcli.errors import VitError
+from vitcli.errors import DataError, VitError
 from vitcli.evaluation.regression import target_of
 from vitcli.evaluation.setup import open_eval_split
 from vitcli.evaluation.several_labels import several_labels_of
-from vitcli.export.calibration import evenly
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress
+from vitcli.output.text import count_of
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
+from vitcli.weights.production.program import ProgramForm
 
 NUM_IMAGES, MAX_IMAGES = 32, 256  # where none are named: for outputs that are equal in fp32, and for others
+NUM_FOR_SCALES = 128  # images whose activations give the scales of int8
+
+
+def evenly(split: Split, most: int) -> Split:
+    """Return at most so many rows, evenly spread: a split is often sorted by class."""
+    if len(split) <= most:
+        return split
+    return split.rows(np.linspace(0, len(split) - 1, most).round().astype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -121,3 +134,48 @@ def _in_order_of_classes(split: Split, weights: Weights) -> Split:
         ckpt=weights.source,
     )
     return matched
+
+
+def open_for_scales(weights: Weights, given: Sequence[str]) -> Split:
+    """Open the images that are given, else training images of the run that the weights are of.
+
+    Raises:
+        VitError: the weights are of no run whose data are there.
+    """
+    if given:
+        return evenly(find_images(given, where="--calibrate"), NUM_FOR_SCALES)
+    folder = run_folder.folder_of(weights.source)
+    recipe, is_there = run_folder.recipe_of(folder) if folder else (None, False)
+    if not is_there or not recipe.data.dataset:
+        raise VitError(
+            "int8 needs the ranges of activations, and the training images of these weights are not here",
+            where="--precision int8",
+            fix=f"--calibrate FOLDER of training images; {NUM_FOR_SCALES} are enough",
+        )
+    source = dataset.from_section(recipe.data)
+    name = recipe.data.train_split
+    name = source.default_train_split() if name == "auto" else name
+    return evenly(source.open(name), NUM_FOR_SCALES)
+
+
+def images_for_scales(split: Split, form: ProgramForm) -> Iterator[Tensor]:
+    """Yield those that can be decoded as the file takes them, uint8 (1, H, W, 3).
+
+    Raises:
+        DataError: none can be decoded.
+    """
+    num_skipped = 0
+    for row in range(len(split)):
+        try:
+            image_HWC, _ = loader.read_example(split, row)
+        except DataError:
+            num_skipped += 1
+            continue
+        image_HWC = image_HWC if form.input == "images" else form.preprocessing(image_HWC)
+        yield torch.from_numpy(image_HWC)[None]
+    if num_skipped == len(split):
+        raise DataError(
+            f"{count_of(num_skipped, 'image')} for the scales of int8, and none can be decoded",
+            where=split.name,
+            fix="--calibrate other images; vit datasets check says what is wrong with these",
+        )
