@@ -5,8 +5,6 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import REPOSITORY
 
 ORDER = ["errors", "io", "recipe", "distributed", "output", "models", "data", "weights", "evaluation",
@@ -36,11 +34,6 @@ def name_of(path: Path) -> str:
 
 
 MODULES = {name_of(path): path for path in FILES}
-PACKAGES = sorted({name.partition(".")[0] for name in MODULES})
-
-
-def files_of(package: str) -> list[Path]:
-    return [path for name, path in MODULES.items() if name.partition(".")[0] == package]
 
 
 def imports(path: Path, *, at_the_top: bool = False) -> set[str]:
@@ -70,66 +63,81 @@ def loaded_with(name: str) -> set[str]:
     return libraries
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_a_package_imports_only_packages_below_it(path):
-    package = name_of(path).partition(".")[0]
-    imported = {name.partition(".")[0] for name in own(imports(path))} - {package}
-    if package in DOORS:
-        return
-
-    assert all(ORDER.index(other) < ORDER.index(package) for other in imported)
-    assert package not in APART or not imported & APART
+def functions_of(path: Path) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef)]
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if {name, name.partition(".")[0]} & {*LIGHT}])
-def test_what_answers_at_once_loads_no_torch(name):
-    assert not loaded_with(name) & HEAVY
+def is_below(package: str, imported: str) -> bool:
+    is_apart = package in APART and imported in APART
+    return package in DOORS or (ORDER.index(imported) < ORDER.index(package) and not is_apart)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_no_module_imports_click_or_unpickles(package):
-    for path in files_of(package):
-        check_imports_and_settings(path)
+def test_a_package_imports_only_packages_below_it():
+    offenders = []
+    for name, path in MODULES.items():
+        package = name.partition(".")[0]
+        imported = {other.partition(".")[0] for other in own(imports(path))} - {package}
+        offenders += [f"{name}: {other}" for other in imported if not is_below(package, other)]
+
+    assert not offenders
 
 
-def check_imports_and_settings(path: Path) -> None:
-    assert not {"click", "pickle"} & {name.partition(".")[0] for name in imports(path)}
-    keywords = [
-        word for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call) for word in node.keywords
-    ]
-    given = {(word.arg, word.value.value) for word in keywords if isinstance(word.value, ast.Constant)}
-    assert not given & {("allow_pickle", True), ("weights_only", False)}
+def test_what_answers_at_once_loads_no_torch():
+    light = [name for name in MODULES if {name, name.partition(".")[0]} & {*LIGHT}]
+    offenders = {name: heavy for name in light if (heavy := loaded_with(name) & HEAVY)}
+
+    assert not offenders
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_files_and_functions_stay_within_their_budget(package):
-    for path in files_of(package):
-        check_budget(path)
+def test_no_module_imports_click_or_unpickles():
+    offenders = []
+    for name, path in MODULES.items():
+        libraries = {imported.partition(".")[0] for imported in imports(path)}
+        calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
+        keywords = [word for call in calls for word in call.keywords if isinstance(word.value, ast.Constant)]
+        given = {(word.arg, word.value.value) for word in keywords}
+        offenders += [(name, library) for library in libraries & {"click", "pickle"}]
+        offenders += [
+            (name, keyword) for keyword in given & {("allow_pickle", True), ("weights_only", False)}
+        ]
+
+    assert not offenders
 
 
-def check_budget(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= MOST_LINES, path.name
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.FunctionDef):
-            lines = node.end_lineno - node.body[0].lineno + 1
-            assert lines <= (80 if node.name == "train" else MOST_FUNCTION_LINES), f"{node.name}: {lines}"
+def test_files_and_functions_stay_within_their_budget():
+    offenders = []
+    for name, path in MODULES.items():
+        lines = len(path.read_text().splitlines())
+        offenders += [f"{name}: {lines} lines"] if lines > MOST_LINES else []
+        for function in functions_of(path):
+            lines = function.end_lineno - function.body[0].lineno + 1
+            most = 80 if function.name == "train" else MOST_FUNCTION_LINES
+            offenders += [f"{name}.{function.name}: {lines} lines"] if lines > most else []
+
+    assert not offenders
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.parent.name != "cli"], ids=name_of)
-def test_many_parameters_are_one_value_or_have_a_reason_above_them(path):
-    text = path.read_text().splitlines()
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.FunctionDef):
-            names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-            has_reason = "parameters: " in text[node.lineno - 2]
-            assert len({*names} - {"self", "cls"}) <= MOST_PARAMETERS or has_reason, node.name
+def test_many_parameters_are_one_value_or_have_a_reason_above_them():
+    offenders = []
+    for name, path in MODULES.items():
+        if path.parent.name == "cli":
+            continue
+        text = path.read_text().splitlines()
+        for function in functions_of(path):
+            args = function.args
+            names = {arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)} - {"self", "cls"}
+            has_reason = "parameters: " in text[function.lineno - 2]
+            offenders += (
+                [f"{name}.{function.name}"] if len(names) > MOST_PARAMETERS and not has_reason else []
+            )
+
+    assert not offenders
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if name_of(path).partition(".")[0] in NO_RECIPE], ids=name_of
-)
-def test_packages_of_parts_take_no_whole_recipe(path):
-    assert "vitcli.recipe.Recipe" not in imports(path)
+def test_packages_of_parts_take_no_whole_recipe():
+    parts = {name: path for name, path in MODULES.items() if name.partition(".")[0] in NO_RECIPE}
+
+    assert not [name for name, path in parts.items() if "vitcli.recipe.Recipe" in imports(path)]
 
 
 def test_a_class_name_is_unique_in_the_package():
