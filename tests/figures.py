@@ -1,12 +1,39 @@
-"""What a figure looks like, measured after it was drawn."""
+"""What a figure shows and looks like, measured after it was drawn."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 
+import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
+from vitcli.output import plots
+
 SLACK = 2  # pixels
+
+
+@contextmanager
+def drawn_figures() -> Iterator[dict[str, Figure]]:
+    """Let commands draw their figures, which `conftest.py` else leaves white; yield them by file name."""
+    figures, save = {}, plots.save
+
+    def save_and_keep(path: Path, figure: Figure) -> None:
+        save(path, figure)
+        assert path.stat().st_size > 1_000
+        figures[path.name] = figure
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", Figure.savefig.__wrapped__)
+        patch.setattr(plots, "save", save_and_keep)
+        yield figures
+
+
+def points_of(figure: Figure, number: int = 0, *, axes: int = 0) -> list[tuple[float, float]]:
+    """Return the points of a line of a figure, in its order."""
+    return [tuple(point) for point in figure.axes[axes].lines[number].get_xydata().tolist()]
 
 
 def assert_labels_fit(figure: Figure) -> list[Bbox]:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from tests.conftest import locked, run, vit
+from tests.figures import drawn_figures, points_of
 from vitcli.evaluation.files import FOLDER
 from vitcli.evaluation.text import as_text
 from vitcli.output.result_folder import differences
@@ -116,7 +118,8 @@ def test_the_metrics_of_classes_follow_from_the_saved_predictions_too(evaluated,
 
 def test_the_folder_has_the_object_the_tables_and_the_images(evaluated, tmp_path):
     out = tmp_path / "deep" / "out"
-    result = evaluated("--json", "--out", out, "--res", "16:32:8").json
+    with drawn_figures() as figures:
+        result = evaluated("--json", "--out", out, "--res", "16:32:8").json
 
     assert json.loads((out / "evaluation.json").read_text()) == result
     assert {file.name for file in out.iterdir()} == {
@@ -131,6 +134,17 @@ def test_the_folder_has_the_object_the_tables_and_the_images(evaluated, tmp_path
     }  # fmt: skip; no reliability diagram of 10 images
     for picture in out.glob("*.png"):
         assert min(Image.open(picture).size) > 200
+    scores = {row["resolution"]: 100 * row["top1"] for row in result["resolutions"]}
+    assert points_of(figures["resolution.png"]) == list(scores.items())
+    counts = {
+        (row["class"], row["predicted"]): int(row["num_examples"])
+        for row in csv.DictReader((out / "confusion.csv").open())
+    }
+    names = ("green", "red")
+    percent = [[20 * counts.get((label, predicted), 0) for predicted in names] for label in names]
+    assert figures["confusion.png"].axes[0].images[0].get_array().tolist() == percent
+    shown = [axes.texts[0].get_text() for axes in figures["mistakes.png"].axes if axes.texts]
+    assert shown == [Path(mistake["place"]).name for mistake in result["mistakes"]]
     per_class = list(csv.DictReader((out / "per_class.csv").open()))
     assert {row["class"]: float(row["top1"]) for row in per_class} == {
         name: one["top1"] for name, one in result["per_class"].items()

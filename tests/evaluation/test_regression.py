@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 from sklearn import metrics as sklearn_metrics
 
 from tests.conftest import run
+from tests.figures import drawn_figures, points_of
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint, stopped_in_part
 from vitcli.data.dataset import DataSet
 from vitcli.data.split import LARGEST_NUMBER
@@ -144,11 +145,17 @@ def test_a_run_reports_errors_and_evaluate_and_predict_agree_with_it(ages, train
 
     assert summary["target"] == {"name": "age", "mean": pytest.approx(numbers.mean()), "std": numbers.std()}
     assert (trained / "classes.txt").read_text() == "age\n" and "top1" not in summary
-    again = run("evaluate", "--ckpt", trained, "--json", "-q", "--out", tmp_path / "evaluation").json
+    with drawn_figures() as figures:
+        again = run("evaluate", "--ckpt", trained, "--json", "-q", "--out", tmp_path / "evaluation").json
     for key in ("mae", "rmse", "r2", "loss", "intervals", "target"):
         assert again[key] == summary[key], key
     assert again["intervals"]["mae"][0] < again["mae"] < again["intervals"]["mae"][1]
-    assert (tmp_path / "evaluation/numbers.png").stat().st_size > 1_000
+    true, predicted = np.array(points_of(figures["numbers.png"], 1)).T
+    assert (
+        true.tolist()
+        == DataSet(str(ages), label_column="age", numbers=True).open("test").read_labels().tolist()
+    )
+    assert np.abs(predicted - true).mean() == pytest.approx(again["mae"])
 
     report = run("report", trained, tmp_path / "evaluation", "--json").json
     (table,) = (each for each in report["tables"] if each["table"] == "numbers")

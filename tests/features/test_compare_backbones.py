@@ -11,6 +11,7 @@ import torch
 
 import vitcli
 from tests.conftest import run, vit
+from tests.figures import drawn_figures, points_of
 from vitcli.api import load_model
 from vitcli.data import loader
 from vitcli.evaluation.statistics import mcnemar
@@ -310,11 +311,20 @@ def test_a_second_call_computes_nothing_and_a_stopped_one_is_resumed(photos, rea
     assert not Path("a", "summary.json").exists()
     read.clear()
 
-    first = run(*words, "--out", "a").json
+    with drawn_figures() as figures:
+        first = run(*words, "--out", "a").json
     assert (first["cached_rows"], first["computed_rows"], sum(read)) == (12, 12, 12 + 10)
     read.clear()
     again = run(*words, "--out", "a").json
 
+    best_of_depth = {}
+    for entry in first["candidates"]:
+        best_of_depth.setdefault(entry["layers"][-1], (entry["images_per_s"], 100 * entry["top1"]))
+    assert points_of(figures["accuracy_by_speed.png"]) == [
+        best_of_depth[depth] for depth in sorted(best_of_depth)
+    ]
+    chosen = first["best"]["images_per_s"], 100 * first["best"]["top1"]
+    assert points_of(figures["accuracy_by_speed.png"], 2) == [chosen]
     assert sum(read) == 0 and (again["cached_rows"], again["computed_rows"]) == (24, 0)
     for key in ("candidates", "best", "test", "layer_advice"):
         assert again[key] == first[key]

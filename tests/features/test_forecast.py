@@ -9,6 +9,8 @@ import pytest
 from scipy.stats import norm
 
 from tests.conftest import run
+from tests.figures import drawn_figures
+from tests.figures import points_of as points_of_line
 from vitcli.errors import DataError
 from vitcli.features import forecast as forecasts
 from vitcli.features.draws import FewshotProblem, score_draws
@@ -149,7 +151,13 @@ def test_a_flat_curve_is_near_its_floor_and_a_steep_one_is_not():
     for result in (flat, steep, perfect):
         assert all(one["low"] <= one["accuracy"] <= one["high"] for one in result["predictions"].values())
         json.dumps(result, allow_nan=False)
-        forecasts.figure(result)
+        points, ahead = result["points"], result["predictions"].values()
+        figure = forecasts.figure(result)
+        assert points_of_line(figure) == [(one["images"], 100 * one["accuracy"]) for one in points]
+        assert points_of_line(figure, 1)[1:] == [(one["images"], 100 * one["accuracy"]) for one in ahead]
+        assert points_of_line(figure, 2)[0][1] == 100 * (1 - result["floor"]["error"])
+        outline = [tuple(point) for point in figure.axes[0].collections[-1].get_paths()[0].vertices.tolist()]
+        assert all((one["images"], 100 * one[end]) in outline for one in ahead for end in ("low", "high"))
 
 
 def test_of_ten_later_accuracies_eight_are_within_the_interval_by_the_mixture_itself():
@@ -200,7 +208,8 @@ def home(tmp_path, monkeypatch):
 
 
 def test_the_command_forecasts_from_all_training_images(photos, home):
-    outcome = run(*WORDS, "--dataset", photos, "--forecast", "--out", home / "run")
+    with drawn_figures() as figures:
+        outcome = run(*WORDS, "--dataset", photos, "--forecast", "--out", home / "run")
     result = outcome.json
 
     assert outcome.code == 0 and outcome.err == ""
@@ -211,7 +220,8 @@ def test_the_command_forecasts_from_all_training_images(photos, home):
     assert {times: one["images"] for times, one in about["predictions"].items()} == {
         "2": 48, "5": 120, "10": 240
     }  # fmt: skip
-    assert (home / "run" / "forecast.png").read_bytes()[:4] == b"\x89PNG"
+    measured = [(point["images"], 100 * point["accuracy"]) for point in about["points"]]
+    assert points_of_line(figures["forecast.png"]) == measured
     table = (home / "run" / "table.txt").read_text()
     assert "twice the images (48):" in table and "for the same 10 test images" in table
 

@@ -91,6 +91,8 @@ def test_a_folder_with_the_marker_or_nothing_but_a_lock_is_accepted(tmp_path, na
     study(tmp_path).refuse_foreign()
     study(tmp_path / "missing").refuse_foreign()
 
+    assert names_in(tmp_path) == names  # and nothing is made or taken away
+
 
 def test_a_folder_with_files_and_no_marker_is_refused(tmp_path):
     for name in ("a.txt", ".lock"):

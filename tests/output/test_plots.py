@@ -3,6 +3,7 @@
 import pytest
 from matplotlib.figure import Figure
 
+from tests.figures import drawn_figures
 from vitcli.errors import MachineError
 from vitcli.output import plots
 
@@ -14,12 +15,13 @@ def line() -> Figure:
 
 
 @pytest.mark.parametrize("ending", plots.ENDINGS)
-def test_the_same_figure_is_saved_as_the_same_bytes(tmp_path, monkeypatch, ending):
-    monkeypatch.setattr(Figure, "savefig", Figure.savefig.__wrapped__)  # conftest.py draws it once
-    for name in ("a", "b"):
-        plots.save(tmp_path / name / f"loss.{ending}", line())
+def test_the_same_figure_is_saved_as_the_same_bytes(tmp_path, ending):
+    with drawn_figures():
+        for name in ("a", "b"):
+            plots.save(tmp_path / name / f"loss.{ending}", line())
 
-    assert (tmp_path / f"a/loss.{ending}").read_bytes() == (tmp_path / f"b/loss.{ending}").read_bytes()
+    content = (tmp_path / f"a/loss.{ending}").read_bytes()
+    assert content == (tmp_path / f"b/loss.{ending}").read_bytes()
 
 
 def test_a_figure_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.figures import assert_labels_fit
+from tests.figures import assert_labels_fit, points_of
 from vitcli.output.plots import percent_limits
 from vitcli.training import figures
 
@@ -11,6 +11,25 @@ RECORDS = [
     {"step": 10, "loss": 0.9, "lr": 0.0003},
     {"step": 10, "eval": {"top1": 0.975, "top5": 1.0, "loss": 0.4, "num_examples": 600}},
 ]
+
+
+def test_curves_have_the_values_of_the_records_at_their_steps():
+    losses, held_out = {1: 1.6, 3: 0.9, 4: 1.1, 9: 0.2}, {4: 0.7, 8: 0.6, 9: 0.8}
+    scores = {4: (0.5, 0.75), 8: (0.25, 0.5), 9: (0.75, 1.0)}
+    records = [{"step": step, "loss": loss} for step, loss in losses.items()]
+    for step, (top1, top5) in scores.items():
+        scored = {"top1": top1, "top5": top5, "loss": held_out[step], "num_examples": 8}
+        records.append({"step": step, "eval": scored})
+
+    drawn = figures.training_curves(records, num_steps=9, num_classes=10, lr_at=float)
+
+    assert points_of(drawn["loss"], 0) == list(losses.items())
+    assert points_of(drawn["loss"], 1) == list(held_out.items())
+    names = [text.get_text() for text in drawn["loss"].axes[0].get_legend().get_texts()]
+    assert names == ["training", "held out"]
+    lines = [line for line in drawn["accuracy"].axes[0].lines if len(line.get_xdata()) == 3]
+    assert [line.get_ydata().tolist() for line in lines] == [[50, 25, 75], [75, 50, 100]]
+    assert all(line.get_xdata().tolist() == [4, 8, 9] for line in lines)
 
 
 def test_the_learning_rate_is_the_plan_at_every_step_and_its_label_is_whole():
@@ -78,6 +97,17 @@ def test_a_selection_shows_the_interval_of_each_trial_if_it_is_known():
         low, high = figure.axes[0].get_ylim()
         assert span <= high - low <= 1.2 * span
         assert_labels_fit(figure)
+
+
+def test_a_selection_shows_every_trial_at_its_value_and_marks_the_chosen_one():
+    choices = [
+        {"optimizer.lr": lr, "dev_top1": top1} for lr, top1 in ((0.03, 0.5), (0.001, 0.25), (0.01, 0.75))
+    ]
+
+    figure = figures.selection_curve(choices, chosen={"optimizer.lr": 0.01})
+
+    assert points_of(figure, 0) == [(0.001, 25), (0.01, 75), (0.03, 50)]
+    assert points_of(figure, 1) == [(0.01, 75)] and figure.axes[0].get_xscale() == "log"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.conftest import run, vit
+from tests.figures import drawn_figures, points_of
 from vitcli.data.sampler import rows_at
 from vitcli.evaluation import inference
 from vitcli.evaluation.assertions import OF_CLASSES
@@ -65,7 +66,10 @@ def unbroken(photos, tmp_path_factory) -> Path:
 
 
 def test_a_run_writes_its_whole_folder_and_prints_its_summary(photos, tmp_path):
-    summary = small_run(photos, tmp_path / "run", "--batch-size", 8, steps=3)
+    with drawn_figures() as figures:
+        summary = small_run(
+            photos, tmp_path / "run", "--batch-size", 8, "--set", "train.log_every=1", steps=3
+        )
 
     assert json.loads((tmp_path / "run/summary.json").read_text()) == summary
     for name in ("recipe.toml", "environment.json", "metrics.jsonl", "timing.jsonl", "model.safetensors",
@@ -81,6 +85,14 @@ def test_a_run_writes_its_whole_folder_and_prints_its_summary(photos, tmp_path):
         "lr", "dev_top1_by_lr", "top1", "top1_std", "runs", "num_eval_examples", "images_per_s", "elapsed_s",
         "exaflops", "peak_memory_gib", "precision", "num_processes", "weights",
     }  # fmt: skip
+    records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    steps = [record for record in records if "loss" in record]
+    (scored,) = (record for record in records if "eval" in record)
+    assert points_of(figures["loss.png"]) == [(record["step"], record["loss"]) for record in steps]
+    assert points_of(figures["loss.png"], 1) == [(scored["step"], scored["eval"]["loss"])]
+    rates = [(record["step"], pytest.approx(record["lr"])) for record in steps]
+    assert points_of(figures["learning_rate.png"]) == rates and len(rates) == 3
+    assert points_of(figures["accuracy.png"]) == [(3, 100 * summary["top1"])]
 
 
 def test_a_run_keeps_the_predictions_behind_its_numbers(photos, unbroken, tmp_path):

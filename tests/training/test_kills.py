@@ -71,21 +71,26 @@ def test_kills_at_random_instants_change_no_bit(request, tmp_path, kind):
     ["selection", "side-by-side", "pretrain-selection", "fewshot", "fewshot-cache", "evaluate", "embed"],
 )
 def test_kills_at_random_moments_change_no_result_of_many_runs_or_of_none(photos, tmp_path, what):
-    _kill_at_random(what, tmp_path, photos)
+    killed = kill_at_random(what, tmp_path, photos)
+
+    assert killed["problems"] == [] and killed["kills"] == KILLS and killed["ends"]
 
 
 @pytest.mark.slow
 def test_kills_at_random_moments_change_no_bit_of_a_run_on_shards_at_an_address(tmp_path, contents):  # noqa: F811
     needs_aiohttp()
     with serving(Files(files=contents)) as server:
-        _kill_at_random("http", tmp_path, f"{server.address}/{{train-{{0..2}},test-0}}.parquet")
+        killed = kill_at_random("http", tmp_path, f"{server.address}/{{train-{{0..2}},test-0}}.parquet")
+
+    assert killed["problems"] == [] and killed["kills"] == KILLS and killed["ends"]
 
 
-def _kill_at_random(what: str, scratch: Path, data: object) -> None:
+def kill_at_random(what: str, scratch: Path, data: object) -> dict:
+    """Kill a command of `tests.disk_sweeps` again and again; return what it found."""
     cache = {"XDG_CACHE_HOME": str(scratch / "cache")}
     killed = json.loads(script(cache, "tests.disk_sweeps", what, KILLS, scratch, data))
     print(what, {key: value for key, value in killed.items() if key != "problems"})
-    assert killed["problems"] == [] and killed["kills"] == KILLS and killed["ends"]
+    return killed
 
 
 @pytest.mark.slow

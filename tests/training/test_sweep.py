@@ -8,8 +8,10 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+from matplotlib.figure import Figure
 
 from tests.conftest import run, vit
+from tests.figures import drawn_figures, points_of
 from tests.training.test_finetune import SMALL, when_logged
 from vitcli import recipe
 from vitcli.data import loader
@@ -41,7 +43,8 @@ def decoded() -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def selected(photos, tmp_path_factory, decoded) -> Path:
+def sweep(photos, tmp_path_factory, decoded) -> tuple[Path, dict[str, Figure]]:
+    """The folder of a selection with two final runs, and its figures."""
     path, open_image = tmp_path_factory.mktemp("selected") / "all", loader.open_image
 
     def counted(data: bytes, **more):
@@ -50,9 +53,15 @@ def selected(photos, tmp_path_factory, decoded) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loader, "open_image", counted)
-        outcome = run(*BASE, "--dataset", photos, *ASKED, "--out", path, "--workers", 1)
+        with drawn_figures() as figures:
+            outcome = run(*BASE, "--dataset", photos, *ASKED, "--out", path, "--workers", 1)
     assert outcome.code == 0, outcome.err + outcome.out
-    return path
+    return path, figures
+
+
+@pytest.fixture(scope="module")
+def selected(sweep) -> Path:
+    return sweep[0]
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +80,13 @@ def test_the_best_on_the_dev_part_is_trained_again_on_all_of_train(selected, sum
     assert {(arm["num_eval_examples"], arm["runs"][0]["seed"]) for arm in arms} == {(6, 0)}  # 24 times 0.25
     assert all("dev part" in arm["eval_split"] for arm in arms)
     assert not list((selected / "arms").rglob("*.safetensors"))
+
+
+def test_the_figure_of_a_selection_has_its_scores_and_marks_the_chosen_rate(sweep, summary):
+    figure = sweep[1]["selection.png"]
+
+    assert points_of(figure) == [(lr, 100 * summary["dev_top1_by_lr"][str(lr)]) for lr in (0.0001, 0.05)]
+    assert points_of(figure, 1) == [(0.05, 100.0)]
 
 
 def test_the_result_is_the_mean_of_the_runs_with_the_deviation_of_a_sample(selected, summary):
