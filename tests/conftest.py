@@ -24,13 +24,16 @@ SHARED = Path(os.environ.get("VIT_TEST_DATA", REPOSITORY.parent / "shared")).abs
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.pop("COLUMNS", None)  # a pipe has no width; pytest-xdist sets that of its own terminal
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: several test processes share the cores
+# What is compiled is kept: the asserts of all test modules take each worker 6 s, and a process of vit 1 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load torch as commands do, without the compiler, unless the tests run in workers of pytest-xdist."""
+    """Load torch as commands do, without the compiler, unless workers of pytest-xdist run the tests."""
     from vitcli.distributed import startup
 
-    if config.getoption("dist", "no") == "no":
+    if config.getoption("dist", "no") == "no" or not config.getoption("tx", None):
         startup.load()
         gc.disable()  # test modules and their cases stay: a search for garbage among them takes seconds
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a job in the background; children inherit it
@@ -45,17 +48,36 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_is_waited_for_or_built_twice():
-    """Spare tests within this process the wait for the disk, and the commands of the app, 0.04 s a call.
+    """Spare tests within this process the wait for the disk, and what calls of commands have in common.
 
-    Power that is lost is imagined by `tests/training/test_power_loss.py`, which records each fsync.
+    That is the app, 0.04 s a call, and what a network costs, which each run counts anew, 0.1 s. Power that is
+    lost is imagined by `tests/training/test_power_loss.py`, which records each fsync.
     """
     import typer.main
+
+    from vitcli.models import flops
 
     patch = pytest.MonkeyPatch()
     patch.setattr(os, "fsync", lambda handle: os.fstat(handle) and None)  # a handle must still be open
     patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+    for name in ("costs_without_head", "activation_bytes"):
+        patch.setattr(flops, name, once(getattr(flops, name)))
     yield
     patch.undo()
+
+
+def once(function: Callable) -> Callable:
+    """Call a function once for all arguments that look the same; those of an architecture have no hash."""
+    results = {}
+
+    @functools.wraps(function)
+    def remembered(*args: object, **named: object) -> object:
+        key = repr((args, named))
+        if key not in results:
+            results[key] = function(*args, **named)
+        return results[key]
+
+    return remembered
 
 
 @pytest.fixture(scope="session", autouse=True)

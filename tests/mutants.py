@@ -9,6 +9,7 @@ misses most easily in `mutants_of_parts.py`, and package by package in the other
 from dataclasses import dataclass
 
 from tests.mutants_of_data import OF_DATA
+from tests.mutants_of_figures import OF_FIGURES
 from tests.mutants_of_files import OF_FILES
 from tests.mutants_of_parts import OF_PARTS
 from tests.mutants_of_results import OF_RESULTS
@@ -432,7 +433,7 @@ OF_RUNS = {
     },
 }
 
-BY_PACKAGE = (OF_DATA, OF_FILES, OF_SCORES, OF_SCREENS, OF_TRAINING)
+BY_PACKAGE = (OF_FIGURES, OF_DATA, OF_FILES, OF_SCORES, OF_SCREENS, OF_TRAINING)
 MUTANTS = [
     Mutant(what, file, before, after, tests)
     for part in (OF_RUNS, OF_RESULTS, OF_PARTS, *BY_PACKAGE)
