@@ -32,8 +32,9 @@ def drawn_figures() -> Iterator[dict[str, Figure]]:
 
 
 def points_of(figure: Figure, number: int = 0, *, axes: int = 0) -> list[tuple[float, float]]:
-    """Return the points of a line of a figure, in its order."""
-    return [tuple(point) for point in figure.axes[axes].lines[number].get_xydata().tolist()]
+    """Return the points of a line of a figure, in its order; the caps of error bars are no lines."""
+    lines = [line for line in figure.axes[axes].lines if line.get_marker() not in ("_", "|")]
+    return [tuple(point) for point in lines[number].get_xydata().tolist()]
 
 
 def assert_labels_fit(figure: Figure) -> list[Bbox]:

@@ -21,8 +21,8 @@ from tests.conftest import run
 from vitcli.data.dataset import DataSet
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, VitError
-from vitcli.export import export as exports
 from vitcli.export import comparison, golden, images, onnx_process
+from vitcli.export import export as exports
 from vitcli.export.comparison import highest_drop
 from vitcli.export.golden import write_golden
 from vitcli.weights import formats, onnx
