@@ -17,6 +17,7 @@ SUMMARY = {
     "command": "finetune", "run_dir": "/home/ann/runs/this", "model": "ViT-demo/8", "dataset": "pets",
     "num_classes": 37, "resolution": 64, "ckpt": None, "top1": 0.9, "top5": 0.99, "loss": 1.25, "steps": 3,
     "top1_std": None, "runs": [{"seed": 0, "top1": 0.9, "top5": 0.99, "loss": 1.25}], "batch_size": 4,
+    "intervals": {"top1": [0.881, 0.918], "top5": [0.983, 0.995]},
     "num_eval_examples": 1000, "eval_split": "pets, split test", "train_split": "pets, split train",
     "num_train_examples": 3680, "lr": 0.01, "precision": "fp32", "preprocessing": "64x64, as it is",
     "num_skipped_images": 0, "elapsed_s": 2.0, "num_processes": 1, "exaflops": None, "images_per_s": None,

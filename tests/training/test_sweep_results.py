@@ -139,8 +139,9 @@ def test_a_line_names_the_best_arm_so_far_and_the_table_the_chosen_with_the_reas
 
 
 def summary(**changes) -> dict:
-    """The summary of a run as an earlier version wrote it, without intervals."""
+    """The summary of a run on five images, with the exact intervals of a table of Clopper and Pearson."""
     return {
+        "intervals": {"top1": [0.2836, 0.9949], "top5": [0.4782, 1.0]},
         "top1": 0.8, "top1_std": None, "top5": 1.0, "loss": 0.5, "num_classes": 5, "num_eval_examples": 5,
         "runs": [{"seed": 0, "top1": 0.8, "top5": 1.0, "loss": 0.5}], "eval_split": "photos, dev part",
         "num_skipped_images": 0, "skipped_images": [], "model": "ViT-Ti/16", "resolution": 96, "ckpt": "demo",

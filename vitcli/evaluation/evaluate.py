@@ -52,7 +52,7 @@ from vitcli.evaluation.several_labels import SeveralLabels, several_labels_of
 from vitcli.models.build import check_image_size
 from vitcli.output.atomic import check_out
 from vitcli.output.progress import Progress
-from vitcli.output.summaries import Evaluation, NumberEvaluation, ResolutionScore
+from vitcli.output.summaries import Evaluation, ResolutionScore
 from vitcli.output.text import size_text
 from vitcli.recipe import Recipe, catalog
 from vitcli.recipe.request import RecipeRequest
@@ -355,7 +355,7 @@ def score(
     if options.asserted:
         summary["assertions"] = [assertion.outcome(summary) for assertion in options.asserted]
     summary["asked"] = options.result_key(task.request, task.split)
-    (NumberEvaluation if task.target else Evaluation).written(summary)
+    Evaluation.written(summary)
     return EvalResult(
         summary=summary,
         predictions=predictions,

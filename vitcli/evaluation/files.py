@@ -19,7 +19,8 @@ from vitcli.output import atomic, profile
 from vitcli.output.atomic import write_json, write_text
 from vitcli.output.result_folder import ResultFolder
 from vitcli.output.run_folder import MISTAKES, NUMBERS, PREDICTIONS
-from vitcli.output.text import csv_text, top5_is_informative
+from vitcli.output.scores import top5_is_informative
+from vitcli.output.text import csv_text
 
 RESULT = "evaluation.json"
 OF_CLASS = ("top1", "precision", "f1", "auroc", "aupr")  # of per_class.csv; top-1 of a class is its recall

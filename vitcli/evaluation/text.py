@@ -5,32 +5,25 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.output.document import simple_table
+from vitcli.output.scores import ERRORS, SHOWN, first_score_rows, interval_shown, score_rows, shown
 from vitcli.output.summaries import LEAST_CALIBRATED
 from vitcli.output.text import (
-    MANY_CLASSES,
     NO_LIMIT,
     Folded,
     Verbatim,
-    accuracy_text,
     brief,
-    class_means_text,
     count_of,
-    interval_text,
     mistakes_text,
     model_text,
-    no_top5,
-    number_rows,
     pairs,
     percent,
     plain,
-    several_rows,
     short_names,
     short_paths,
     size_text,
     skipped,
     speed,
     terminal_width,
-    top5_is_informative,
 )
 
 WEAKEST = 3  # classes named as the weakest
@@ -50,7 +43,7 @@ def as_text(result: dict[str, Any], *, verbose: bool = False) -> str:
     if not verbose:
         return brief(_brief_rows(result), ()) + _resolutions(result) + _assertions(result)
     if "mae" in result:
-        return pairs(_rows_of_numbers(result)) + _assertions(result)
+        return pairs(_rows_of_numbers(result)) + _resolutions(result) + _assertions(result)
     return pairs(_rows(result)) + _mistakes(result) + _resolutions(result) + _assertions(result)
 
 
@@ -58,14 +51,11 @@ def _brief_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows that a person looks for first: the scores, and the notes on what they are worth."""
     scored_on = ("scored on", f"{_images(result)}, {result['eval_split']}")
     worth = [*(("note", Folded(note)) for note in result.get("notes", ())), *skipped(result)]
+    rows = [*first_score_rows(result), *worth]
     if "mae" in result:
-        return [*number_rows(result)[::2], *worth, _mean_row(result), scored_on, *_files(result)]
-    of_one_label = result.get("mean_ap") is None
-    has_top5 = of_one_label and result["num_classes"] >= MANY_CLASSES
-    scores = ["mAP", "F1", "ReaL", *(["top-1"] if of_one_label else []), *(["top-5"] if has_top5 else [])]
-    probabilities = ["calibration", "sets"] if of_one_label else ["sets"]
-    rows = [row for row in _rows(result) if row[0] in scores] + worth
-    rows += [row for row in _rows(result) if row[0] in probabilities]
+        return [*rows, _mean_row(result), scored_on, *_files(result)]
+    rows += [_calibration(result)] if result.get("mean_ap") is None else []
+    rows += _prediction_sets(result)
     weakest = _weakest(result["per_class"] or {})
     rows += [scored_on] + ([("weakest", weakest)] if weakest else [])
     if result["mistakes"]:
@@ -134,23 +124,11 @@ def _changes(per_class: list[dict[str, Any]]) -> str:
 
 
 def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    # Accuracy, on the split's labels and on ReaL's.
-    count, num_classes = result["num_eval_examples"], result["num_classes"]
-    has_top5 = top5_is_informative(num_classes)
+    # Scores, the quality of probabilities, and the images and classes that count.
     rows = [
-        ("top-1", _with_interval(result, "top1", count)),
-        ("top-5", _with_interval(result, "top5", count) if has_top5 else no_top5(num_classes)),
-    ]
-    rows = several_rows(result) + rows
-    if "real_top1" in result:
-        accuracy = _with_interval(result, "real_top1", result["num_real_examples"])
-        rows.append(("ReaL", f"{accuracy} with ReaL labels, matched by {result['real_labels_by']}"))
-    if means := class_means_text(result):
-        rows.append(("classes", f"{means} (means over classes)"))
-    # Probabilities, and the images and classes that count.
-    rows += [
-        ("loss", f"{result['loss']:.4f} nats (NLL)"),
-        ("calibration", f"ECE {result['ece']:.2%}{_at_temperature(result)}, Brier {result['brier']:.4f}"),
+        *score_rows(result),
+        ("loss", f"{shown(result, 'loss')} nats (NLL)"),
+        _calibration(result),
         *_prediction_sets(result),
         ("scored on", f"{_images(result)}, {result['eval_split']}"),
     ]
@@ -166,7 +144,7 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("pixels", _pixels(result)),
         ("speed", speed(result)),
     ]
-    if "out" in result and count < LEAST_CALIBRATED:
+    if "out" in result and result["num_eval_examples"] < LEAST_CALIBRATED:
         rows.append(
             (
                 "left out",
@@ -176,10 +154,12 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     return rows + _files(result)
 
 
-def _at_temperature(result: dict[str, Any]) -> str:
-    if result.get("temperature", 1) == 1:
-        return ""
-    return f" ({result['ece_at_temperature']:.2%} at temperature {result['temperature']:.3g})"
+def _calibration(result: dict[str, Any]) -> tuple[str, str]:
+    """Return the row of what the probabilities are worth, also at the stored temperature."""
+    ece = f"ECE {shown(result, 'ece')}"
+    if result.get("temperature", 1) != 1:
+        ece += f" ({result['ece_at_temperature']:.2%} at temperature {result['temperature']:.3g})"
+    return "calibration", f"{ece}, Brier {shown(result, 'brier')}"
 
 
 def _prediction_sets(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -196,7 +176,7 @@ def _prediction_sets(result: dict[str, Any]) -> list[tuple[str, str]]:
 def _rows_of_numbers(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of an evaluation of predicted numbers."""
     rows = [
-        *number_rows(result),
+        *score_rows(result),
         _mean_row(result),
         ("scored on", f"{count_of(result['num_eval_examples'], 'image')}, {result['eval_split']}"),
         *(("note", note) for note in result.get("notes", ())),
@@ -205,10 +185,6 @@ def _rows_of_numbers(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("pixels", _pixels(result)),
         ("speed", speed(result)),
     ]
-    for row in result.get("resolutions", ()):
-        rows.append(
-            (f"at {size_text(row['resolution'])} px", f"MAE {row['mae']:.4g}, RMSE {row['rmse']:.4g}")
-        )
     return rows + _files(result)
 
 
@@ -241,10 +217,6 @@ def _mistakes(result: dict[str, Any]) -> str:
     return f"\nmost confident mistakes{more}\n{simple_table(columns, rows).as_text()}"
 
 
-def _top5(result: dict[str, Any], row: dict[str, Any]) -> str:
-    return percent(row["top5"]) if top5_is_informative(result["num_classes"]) else "-"
-
-
 def _class_map(result: dict[str, Any]) -> str:
     competing = "all classes compete" if result["competing_classes"] == "all" else "only its classes compete"
     outside = f"{count_of(result['num_outside_map'], 'image')} of other classes left out"
@@ -270,15 +242,17 @@ def _right(row: dict[str, float]) -> int:
 
 
 def _resolutions(result: dict[str, Any]) -> str:
+    """Return the scores at each resolution as a table."""
     curve = result.get("resolutions")
     if not curve:
         return ""
-    columns = {**dict.fromkeys(("pixels", "top-1", "top-5", "loss"), "number"), "": "text"}
+    keys = [key for key in (*ERRORS, "top1", "top5", "loss") if key in curve[0]]
     rows = []
     for row in curve:
         mark = "*" if row["resolution"] == result["resolution"] else ""
-        accuracies = percent(row["top1"]), _top5(result, row)
-        rows.append((str(row["resolution"]), *accuracies, f"{row['loss']:.4f}", mark))
+        scores = (shown({**row, "num_classes": result["num_classes"]}, key) for key in keys)
+        rows.append((size_text(row["resolution"]), *scores, mark))
+    columns = dict.fromkeys(("pixels", *(SHOWN[key].label for key in keys)), "number") | {"": "text"}
     table = simple_table(columns, rows).as_text()
     return f"\n{table}* resolution of all numbers above, the nearest to the training resolution\n"
 
@@ -316,20 +290,15 @@ def _numbered(evaluations: list[dict[str, Any]], names: list[tuple[str, str]] | 
     """Render a line per evaluation, neither folded nor cut off."""
     has_real = any("real_top1" in result for result in evaluations)
     columns = {"#": "text", **(dict.fromkeys(("ckpt", "dataset"), "text") if names else {})}
-    numbers = ["pixels", "images", "top-1", "95 %", "top-5", *(["ReaL"] if has_real else []), "loss", "ECE"]
+    scores = ["top5", *(["real_top1"] if has_real else []), "loss", "ece"]
+    numbers = ["pixels", "images", SHOWN["top1"].label, "95 %", *(SHOWN[key].label for key in scores)]
     rows = []
     for number, result in enumerate(evaluations, start=1):
         cells = [str(number), *(names[number - 1] if names else ())]
-        cells += [size_text(result["resolution"]), str(result["num_eval_examples"]), percent(result["top1"])]
-        cells += [interval_text(result["intervals"]["top1"]), _top5(result, result)]
-        cells += [percent(result.get("real_top1"))] if has_real else []
-        rows.append((*cells, f"{result['loss']:.4f}", percent(result["ece"])))
+        cells += [size_text(result["resolution"]), str(result["num_eval_examples"])]
+        cells += [shown(result, "top1"), interval_shown(result, "top1")]
+        rows.append((*cells, *(shown(result, key) for key in scores)))
     return simple_table({**columns, **dict.fromkeys(numbers, "number")}, rows).as_text(width=NO_LIMIT)
-
-
-def _with_interval(result: dict[str, Any], key: str, count: int) -> str:
-    intervals = result["intervals"]
-    return accuracy_text(result[key], intervals[key], count, beside=intervals["top1"])
 
 
 def predictions_as_text(result: dict[str, Any], *, is_brief: bool | None = None) -> str:

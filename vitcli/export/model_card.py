@@ -17,6 +17,14 @@ from vitcli.export.markdown import code, fenced, paragraph, table
 from vitcli.export.usage import HERE, how_to_load
 from vitcli.models.architecture import Architecture
 from vitcli.output.redaction import is_local, public_name, public_toml, public_values
+from vitcli.output.scores import (
+    ERRORS,
+    SHOWN,
+    interval_shown,
+    score_rows,
+    shown,
+    top5_is_informative,
+)
 from vitcli.output.text import (
     average_lines,
     compute_text,
@@ -26,12 +34,9 @@ from vitcli.output.text import (
     fold_notes,
     held_out,
     interval_text,
-    number_rows,
     percent,
     plain,
-    several_rows,
     size_text,
-    top5_is_informative,
 )
 from vitcli.weights import licences
 from vitcli.weights.download import hub_id
@@ -277,7 +282,7 @@ def _thresholds(result: dict[str, Any]) -> str:
 def _errors(summary: dict[str, Any], scored: str) -> str:
     """Return the table of the errors of a regression, and what the network's output means."""
     target = summary["target"]
-    rows = table(("metric", "value, 95 % interval"), number_rows(summary))
+    rows = table(("metric", "value, 95 % interval"), score_rows(summary, ERRORS))
     meaning = (
         f"On {scored} The intervals are percentile bootstraps over the images. The output of the network is "
         "in standard deviations from the mean: "
@@ -287,23 +292,24 @@ def _errors(summary: dict[str, Any], scored: str) -> str:
 
 
 def _table_of_scores(summary: dict[str, Any]) -> str:
-    rows = [("top-1", f"{summary['top1']:.2%}", _interval(summary["top1"], summary))]
-    if top5_is_informative(summary["num_classes"]):
-        rows.append(("top-5", f"{summary['top5']:.2%}", _interval(summary["top5"], summary)))
-    rows = [(name, value, "") for name, value in several_rows(summary)] + rows
-    return table(("metric", "value", "95 % interval"), [*rows, ("loss", f"{summary['loss']:.4f} nats", "")])
+    rows = [(*row, "") for row in score_rows(summary, ("mean_ap", "f1_at_thresholds"))]
+    keys = ("top1", "top5") if top5_is_informative(summary["num_classes"]) else ("top1",)
+    rows += [(SHOWN[key].label, shown(summary, key), interval_shown(summary, key)) for key in keys]
+    rows.append(("loss", f"{shown(summary, 'loss')} nats", ""))
+    return table(("metric", "value", "95 % interval"), rows)
 
 
 def _table_of_runs(summary: dict[str, Any]) -> str:
     runs, std = summary["runs"], summary.get("top1_std")
     spread = f" ± {100 * std:.2f}" if std is not None else ""
+    count, num_classes = summary["num_eval_examples"], summary["num_classes"]
     rows = [
         (
             str(run["seed"]),
-            f"{run['top1']:.2%}",
-            _interval(run["top1"], summary),
-            f"{run['top5']:.2%}" if top5_is_informative(summary["num_classes"]) else "-",
-            f"{run['loss']:.4f}",
+            shown(run, "top1"),
+            interval_text(interval_of(run["top1"], count)),
+            shown(run | {"num_classes": num_classes}, "top5"),
+            shown(run, "loss"),
         )
         for run in runs
     ]
@@ -323,10 +329,6 @@ def _delivered(summary: dict[str, Any]) -> str:
 
 def _has_several_runs(summary: dict[str, Any]) -> bool:
     return len(summary.get("runs") or ()) > 1
-
-
-def _interval(accuracy: float, summary: dict[str, Any]) -> str:
-    return interval_text(interval_of(accuracy, summary["num_eval_examples"]))
 
 
 def _data(summary: dict[str, Any]) -> str:

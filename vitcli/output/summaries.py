@@ -1,19 +1,19 @@
 """The JSON objects that commands write into their folders and `vit report` reads: one model for both.
 
 A model has a field for every key that a report reads, and the names of the others. Reading refuses a value of
-the wrong type, but neither an unknown key nor a missing one that folders of earlier versions do not have.
+the wrong type, but neither an unknown key nor a missing one that has a default. A score has its label and
+format here, for every screen, table and card (see `scores.py`).
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
-    Discriminator,
     Field,
     FiniteFloat,
-    Tag,
     ValidationError,
     model_validator,
 )
@@ -33,12 +33,10 @@ class FileModel(BaseModel):
 
     Attributes:
         UNREAD: further keys that are written; a wrong value there is no reason to refuse a folder.
-        SOMETIMES: keys that are written only where they apply.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
     UNREAD: ClassVar[frozenset[str]] = frozenset()
-    SOMETIMES: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def written(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -48,22 +46,69 @@ class FileModel(BaseModel):
         is infinite.
         """
         known = cls.model_fields.keys() | cls.UNREAD
-        assert known - cls.SOMETIMES <= values.keys() <= known, (cls.__name__, known ^ values.keys())
+        required = {name for name, field in cls.model_fields.items() if field.is_required()}
+        assert required <= values.keys() <= known, (
+            cls.__name__,
+            required - values.keys(),
+            values.keys() - known,
+        )
         return values
 
 
-class RunScores(FileModel):
+@dataclass(frozen=True)
+class ScoreFormat:
+    """How a score is shown, wherever it is.
+
+    Attributes:
+        label: of its row or column.
+        form: of the number; PERCENT of a fraction, which tables have without the sign.
+        detail: small print of its column: its unit, or what it is of.
+    """
+
+    label: str
+    form: str = "{:.4g}"
+    detail: str = ""
+
+
+PERCENT, DIGITS = "{:.2%}", "{:.4f}"
+
+
+class Scores(FileModel):
+    """Scores of one class or several labels per image, of numbers, and of masked patches."""
+
+    top1: Annotated[Fraction | None, ScoreFormat("top-1", PERCENT)] = None
+    top5: Annotated[Fraction | None, ScoreFormat("top-5", PERCENT)] = None
+    loss: Annotated[FiniteFloat | None, ScoreFormat("loss", DIGITS, "nats")] = None
+    balanced_accuracy: Annotated[Fraction | None, ScoreFormat("balanced", PERCENT)] = None
+    precision_macro: Annotated[Fraction | None, ScoreFormat("precision", PERCENT)] = None
+    recall_macro: Annotated[Fraction | None, ScoreFormat("recall", PERCENT)] = None
+    f1_macro: Annotated[Fraction | None, ScoreFormat("F1", PERCENT)] = None
+    precision_weighted: Annotated[Fraction | None, ScoreFormat("precision", PERCENT, "weighted")] = None
+    recall_weighted: Annotated[Fraction | None, ScoreFormat("recall", PERCENT, "weighted")] = None
+    f1_weighted: Annotated[Fraction | None, ScoreFormat("F1", PERCENT, "weighted")] = None
+    auroc_macro: Annotated[Fraction | None, ScoreFormat("AUROC", DIGITS)] = None
+    aupr_macro: Annotated[Fraction | None, ScoreFormat("AUPR", DIGITS)] = None
+    mean_ap: Annotated[Fraction | None, ScoreFormat("mAP", PERCENT)] = None
+    f1_at_thresholds: Annotated[Fraction | None, ScoreFormat("F1", PERCENT, "at thresholds")] = None
+    mae: Annotated[Amount | None, ScoreFormat("MAE")] = None
+    rmse: Annotated[Amount | None, ScoreFormat("RMSE")] = None
+    r2: Annotated[FiniteFloat | None, ScoreFormat("R2")] = None
+    patch_accuracy: Annotated[Fraction | None, ScoreFormat("patches", PERCENT)] = None
+    most_frequent_color: Annotated[Fraction | None, ScoreFormat("majority class", PERCENT)] = None
+    real_top1: Annotated[Fraction | None, ScoreFormat("ReaL", PERCENT)] = None
+    ece: Annotated[Fraction | None, ScoreFormat("ECE", PERCENT, "%")] = None
+    brier: Annotated[FiniteFloat | None, ScoreFormat("Brier", DIGITS)] = None
+
+    @property
+    def are_errors(self) -> bool:
+        """Whether they are those of a regression, which has no accuracy."""
+        return self.mae is not None
+
+
+class RunScores(Scores):
     """Scores of one of several runs, each with its own seed: of images, or of masked patches."""
 
-    UNREAD = frozenset({
-        "top5", "loss", "patch_accuracy", "most_frequent_color", "balanced_accuracy", "precision_macro",
-        "recall_macro", "f1_macro", "precision_weighted", "recall_weighted", "f1_weighted", "auroc_macro",
-        "aupr_macro", "mae", "rmse", "r2", "mean_ap",
-    })  # fmt: skip
-    SOMETIMES = UNREAD - {"loss"} | {"top1"}
-
     seed: int
-    top1: Fraction | None = None
 
 
 class Probe(FileModel):
@@ -110,7 +155,6 @@ class FoldScores(FileModel):
     """Scores of one fold on the images that it was trained without; `chosen` from values to choose from."""
 
     UNREAD = frozenset({"loss", "chosen"})
-    SOMETIMES = frozenset({"chosen"})
 
     top1: Fraction
     num_examples: Count
@@ -163,39 +207,29 @@ class AverageRecord(FileModel):
     runs: list[AveragedRun] = []
 
 
-class TrainingSummary(ResultSummary):
+class TrainingSummary(ResultSummary, Scores):
     """summary.json of `vit finetune` and `vit pretrain`: of one run, or the means over the runs of a sweep.
 
     Attributes:
         choices, chosen: values by recipe key; of each trial its scores on the dev split, too.
         intervals: 95 % intervals of the accuracies over the images; of several runs, that of one with their
             mean.
-        num_held_out_seen, num_choice_seen: images to report and to choose by that the checkpoint it started
-            from was trained on.
+        num_held_out_seen, num_choice_seen: images to report on and of the dev split that the checkpoint it
+            started from was trained on.
         eval_precision: of the scores, where it is not fp32.
         folds: where the scores are those of models that have not seen the images.
-        mean_ap, f1_at_thresholds: of images with several labels.
-        mae, rmse, r2, target: of a regression.
+        target: of a regression.
         average: of several runs, where the weights are made of theirs.
     """
 
     UNREAD = frozenset({
         "run_dir", "train_split", "num_train_examples", "num_classes", "preprocessing", "dev_top1_by_lr",
-        "top5", "most_frequent_color", "num_skipped_images", "skipped_images", "weights",
-        "num_left_out_files", "left_out_files",
+        "num_skipped_images", "skipped_images", "weights", "num_left_out_files", "left_out_files",
         "classes_not_held_out", "num_held_out_copies", "epochs", "ckpt_fetched_from",
         "thresholds_chosen_on", "license", "findings",
         "probe_top1", "finetuned_top1", "delivered", "delivered_alpha", "interpolation", "choice_split",
         "num_choice_examples", "probe_head", "refit", "diverged", "best_step", "belief",
-    }) | RunScores.UNREAD - {"loss", "patch_accuracy", "mean_ap", "mae", "rmse", "r2"}  # fmt: skip
-    SOMETIMES = RunScores.SOMETIMES | {
-        "average", "notes",
-        "choices", "chosen", "epochs", "intervals", "num_left_out_files", "left_out_files",
-        "ckpt_fetched_from", "num_held_out_seen", "num_choice_seen", "eval_precision", "folds", "target",
-        "f1_at_thresholds", "thresholds_chosen_on", "license", "findings",
-        "probe_top1", "finetuned_top1", "delivered", "delivered_alpha", "interpolation", "choice_split",
-        "num_choice_examples", "probe_head", "refit", "diverged", "best_step", "belief",
-    }  # fmt: skip
+    })  # fmt: skip
 
     command: Literal["finetune", "pretrain"]
     num_eval_examples: Count | None = None
@@ -203,11 +237,8 @@ class TrainingSummary(ResultSummary):
     steps: Count
     batch_size: Count
     lr: FiniteFloat | None = None
-    top1: Fraction | None = None
     top1_std: Fraction | None = None
     intervals: dict[str, list[FiniteFloat]] = {}
-    patch_accuracy: Fraction | None = None
-    loss: FiniteFloat | None = None
     runs: list[RunScores] = []
     fewshot: Probe | None = None
     choices: list[dict[str, Any]] = []
@@ -217,11 +248,6 @@ class TrainingSummary(ResultSummary):
     eval_precision: str | None = None
     notes: list[str] = []
     folds: FoldsSummary | None = None
-    mean_ap: Fraction | None = None
-    f1_at_thresholds: Fraction | None = None
-    mae: Amount | None = None
-    rmse: Amount | None = None
-    r2: FiniteFloat | None = None
     target: PredictedNumber | None = None
     average: AverageRecord | None = None
 
@@ -233,7 +259,7 @@ class ShotScores(FileModel):
 
     mean: Fraction
     std: Fraction | None = None
-    runs: list[Fraction] = []
+    runs: list[Fraction]
 
 
 class FewshotSummary(ResultSummary):
@@ -245,7 +271,6 @@ class FewshotSummary(ResultSummary):
         "num_skipped_images", "skipped_images", "draws_from", "classifier", "num_left_out_files",
         "left_out_files", "next",
     })  # fmt: skip
-    SOMETIMES = frozenset({"images_per_s", "exaflops", "peak_memory_gib", "forecast"})
 
     command: Literal["fewshot"]
     ckpt: str | None = None
@@ -292,12 +317,8 @@ class Bins(FileModel):
         return self
 
 
-class ResolutionScore(FileModel):
-    UNREAD = frozenset({"top5", "loss", "mae", "rmse", "r2"})
-    SOMETIMES = frozenset({"top1", "top5", "mae", "rmse", "r2"})
-
+class ResolutionScore(Scores):
     resolution: Resolution
-    top1: Fraction | None = None
 
 
 # Keys of an evaluation by weights that store a temperature and prediction sets.
@@ -307,69 +328,39 @@ OF_BELIEF = frozenset({
 })  # fmt: skip
 
 
-class Evaluation(ResultSummary):
-    """evaluation.json of one `vit evaluate`; ReaL, a class map, --res and --assert add keys of their own."""
+class Evaluation(ResultSummary, Scores):
+    """evaluation.json of one `vit evaluate`; ReaL, a class map, --res and --assert add keys of their own.
+
+    Attributes:
+        target: of weights that predict a number.
+    """
 
     UNREAD = frozenset({
         "numerics", "preprocessing", "preprocessing_from", "classes_mapped_by_name", "num_skipped_images",
         "per_label", "thresholds_chosen_on", "skipped_images", "nll", "real_labels_by", "competing_classes",
         "num_outside_map", "mistakes", "assertions", "asked", "saved_predictions", "out", "absent_classes",
-        "num_left_out_files", "left_out_files", "precision_weighted", "recall_weighted", "f1_weighted",
-        "precision_macro", "recall_macro", "aupr_macro", *OF_BELIEF,
-    })  # fmt: skip
-    SOMETIMES = OF_BELIEF | frozenset({
-        "exaflops", "tta", "peak_memory_gib", "real_top1", "num_real_examples", "real_labels_by", "class_map",
-        "competing_classes", "num_outside_map", "resolutions", "assertions", "saved_predictions", "out",
-        "mean_ap", "per_label", "f1_at_thresholds", "thresholds_chosen_on",
+        "num_left_out_files", "left_out_files", "mae_of_mean", *OF_BELIEF,
     })  # fmt: skip
 
     command: Literal["evaluate"]
     ckpt: str
-    num_classes: Count
+    num_classes: Count = 0
     num_eval_examples: Count
-    top1: Fraction
-    top5: Fraction
-    loss: FiniteFloat
-    ece: Fraction
-    brier: FiniteFloat
-    balanced_accuracy: Fraction | None = None
-    mean_ap: Fraction | None = None
-    f1_at_thresholds: Fraction | None = None
-    f1_macro: Fraction | None = None
-    auroc_macro: Fraction | None = None
-    intervals: dict[str, list[Fraction] | None] = {}
-    real_top1: Fraction | None = None
+    intervals: dict[str, list[FiniteFloat] | None] = {}
     num_real_examples: Count | None = None
     class_map: str | None = None
+    target: PredictedNumber | None = None
     tta: str | None = None
     per_class: dict[str, Any] | None = None
     reliability: Bins | None = None
     resolutions: list[ResolutionScore] = []
     notes: list[str] = []
 
-
-class NumberEvaluation(ResultSummary):
-    """evaluation.json of weights that predict a number."""
-
-    UNREAD = frozenset({
-        "numerics", "classes_mapped_by_name", "absent_classes", "num_left_out_files", "left_out_files",
-        "num_classes", "preprocessing", "preprocessing_from", "loss", "num_skipped_images", "skipped_images",
-        "mae_of_mean", "resolutions", "assertions", "asked", "saved_predictions", "out",
-    })  # fmt: skip
-    SOMETIMES = frozenset({
-        "exaflops", "tta", "peak_memory_gib", "resolutions", "assertions", "saved_predictions", "out",
-    })  # fmt: skip
-
-    command: Literal["evaluate"]
-    ckpt: str
-    num_eval_examples: Count
-    mae: Amount
-    rmse: Amount
-    r2: FiniteFloat | None = None
-    target: PredictedNumber
-    intervals: dict[str, list[FiniteFloat]] = {}
-    tta: str | None = None
-    notes: list[str] = []
+    @model_validator(mode="after")
+    def _is_scored(self) -> "Evaluation":
+        if self.top1 is None and not self.are_errors:
+            raise ValueError("it has neither an accuracy nor an error")
+        return self
 
 
 class Mistake(FileModel):
@@ -390,21 +381,11 @@ class Mistakes(FileModel):
     mistakes: list[Mistake]
 
 
-def _predicts(value: Any) -> str:
-    return "a number" if isinstance(value, dict) and "mae" in value else "classes"
-
-
-AnyEvaluation = Annotated[
-    Annotated[Evaluation, Tag("classes")] | Annotated[NumberEvaluation, Tag("a number")],
-    Discriminator(_predicts),
-]
-
-
 class Evaluations(FileModel):
     """evaluation.json of several checkpoints or data sets."""
 
     command: Literal["evaluate"]
-    evaluations: list[AnyEvaluation]
+    evaluations: list[Evaluation]
 
 
 def read(path: Path, model: type[FileModel]) -> Any:

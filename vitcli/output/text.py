@@ -22,7 +22,6 @@ LEAST_EXAFLOPS = 1e-3  # below it compute is in GFLOPs
 # The last row of a plan.
 WHOLE_RECIPE = ("recipe", "all of it is in --dry-run --json; vit recipes show NAME explains each value")
 MOST_LINES, LEAST_COMMANDS = 10, 2  # of a brief screen, and of these to type next
-MANY_CLASSES = 20  # of fewer, top-5 says little
 NO_LIMIT = 10_000  # columns of a pipe, which has no width: its lines are as long as they need to be
 INTERPOLATED = "interpolated"  # as "delivered" of a summary: weights between probe and fine-tuned
 
@@ -161,11 +160,14 @@ def count_of(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def accuracy_text(
-    accuracy: float, interval: Sequence[float], count: int, *, beside: Sequence[float] | None = None
-) -> str:
+def accuracy_text(accuracy: float, interval: Sequence[float], count: int) -> str:
     """Return an accuracy with its 95 % interval and the number of images: how much it is worth."""
-    return f"{percent(accuracy)}  (95 %: {interval_text(interval, beside)}; {count_of(count, 'image')})"
+    return with_interval(percent(accuracy), interval_text(interval), count)
+
+
+def with_interval(value: str, interval: str, count: int) -> str:
+    """Return a score as text with its 95 % interval, if it has one, and the number of images."""
+    return f"{value}  (95 %: {interval}; {count_of(count, 'image')})" if interval else value
 
 
 def interval_text(interval: Sequence[float], beside: Sequence[float] | None = None) -> str:
@@ -183,32 +185,6 @@ def interval_text(interval: Sequence[float], beside: Sequence[float] | None = No
 def lines_of(names: Iterable[str]) -> str:
     """Return a text with a name on each line, whatever the names hold."""
     return "".join(f"{plain(name)}\n" for name in names)
-
-
-def number_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the errors of a regression, of a run or an evaluation, with their 95 % intervals."""
-    count, intervals = count_of(result["num_eval_examples"], "image"), result.get("intervals") or {}
-    rows = []
-    for key, name in (("mae", "MAE"), ("rmse", "RMSE"), ("r2", "R2")):
-        if result[key] is None:
-            rows.append((name, "none: all numbers are equal"))
-            continue
-        low, high = intervals.get(key) or (None, None)
-        interval = "" if low is None else f"  (95 %: {low:.4g} to {high:.4g}; {count})"
-        rows.append((name, f"{result[key]:.4g}{interval}"))
-    return rows
-
-
-def several_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of several labels an image, of a run or an evaluation; none of others."""
-    if result.get("mean_ap") is None:
-        return []
-    rows = [("mAP", f"{percent(result['mean_ap'])}  (mean of the classes that have images)")]
-    if result.get("f1_at_thresholds") is not None:
-        source = result.get("thresholds_chosen_on")
-        how = f"chosen on {source}" if source else "0.5 for every class"
-        rows.append(("F1", f"{percent(result['f1_at_thresholds'])}  (mean of the classes; thresholds {how})"))
-    return rows
 
 
 def skipped(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -411,17 +387,6 @@ def compute_text(count: float | None) -> str:
     return f"{round(scale * count):,} {unit}" if scale > 1 else f"{exaflops(count)} {unit}"
 
 
-def class_means_text(result: dict[str, Any]) -> str:
-    """Return the means over the classes, "" of a result without them: several labels, earlier versions."""
-    if result.get("f1_macro") is None:
-        return ""
-    macro = f"balanced accuracy {percent(result['balanced_accuracy'])}"
-    macro += f", precision {percent(result['precision_macro'])}, F1 {percent(result['f1_macro'])}"
-    if result["auroc_macro"] is None:
-        return macro
-    return f"{macro}, AUROC {result['auroc_macro']:.4f}, AUPR {result['aupr_macro']:.4f}"
-
-
 def first_few(names: Sequence[str], most: int = 5, *, total: int | None = None) -> str:
     """Return the first names, "a, b and 7 more", of a list that may be the start of one of `total`."""
     shown = names[:most]
@@ -432,16 +397,6 @@ def first_few(names: Sequence[str], most: int = 5, *, total: int | None = None) 
 def value_text(value: Any) -> str:
     """Return a value of a recipe as a person writes it."""
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def top5_is_informative(num_classes: int) -> bool:
-    """Return whether to report top-5: of five classes or fewer it is 100 % by definition."""
-    return num_classes > 5
-
-
-def no_top5(num_classes: int) -> str:
-    """Return what stands where top-5 would."""
-    return f"-  ({count_of(num_classes, 'class', 'classes')})"
 
 
 def size_text(resolution: int | Sequence[int]) -> str:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from vitcli.data.vtab import NUM_TASKS
 from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark_best, number_cell
+from vitcli.output.scores import top5_is_informative
 from vitcli.output.summaries import LEAST_CALIBRATED, VtabSummary
-from vitcli.output.text import interval_text, size_text, top5_is_informative
+from vitcli.output.text import interval_text, size_text
 from vitcli.report.grouping import SEED, Entry, ImageSet, NetworkColumn, arrange
 from vitcli.report.runs import EvaluationRecord, Run, RunCollection, VtabRecord
 from vitcli.report.tables import (
@@ -37,7 +38,7 @@ def transfer(collection: RunCollection, names: Names) -> list[Table]:
     finished = [
         run
         for run in collection.runs
-        if run.command == "finetune" and run.summary and run.summary.mae is None
+        if run.command == "finetune" and run.summary and not run.summary.are_errors
     ]
     entries = [_run_entry(run, names) for run in finished]
     entries += [_vtab_entry(vtab) for vtab in collection.vtabs]
@@ -232,7 +233,7 @@ def pretraining(collection: RunCollection, names: Names) -> Table | None:
 
 def evaluations(collection: RunCollection, names: Names) -> list[Table]:
     """Return the results of `vit evaluate`: data sets by checkpoints, then all numbers of each."""
-    records = collection.evaluations
+    records = [record for record in collection.evaluations if not record.summary.are_errors]
     if not records:
         return []
     # Several evaluations: their top-1 side by side.

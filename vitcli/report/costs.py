@@ -70,8 +70,8 @@ def trials(collection: RunCollection, names: Names) -> Table:
 
 def costs(collection: RunCollection, names: Names) -> Table:
     """Return the resources that each finished run has used."""
-    evaluations = (*collection.evaluations, *collection.numbers)
-    records = (*collection.runs, *collection.vtab_runs, *collection.fewshots, *evaluations)
+    trained = (*collection.runs, *collection.vtab_runs)
+    records = (*trained, *collection.fewshots, *collection.evaluations)
     finished = [(record.path, record.summary) for record in records if record.summary]
     compute, compute_cells = compute_column([used.exaflops for _, used in finished])
     has_compute = any(used.exaflops for _, used in finished)  # few-shot runs and evaluations train nothing
@@ -103,7 +103,7 @@ def runs(collection: RunCollection, names: Names, *, is_at_end: bool) -> Table:
     Args:
         is_at_end: behind the figures, where tables of data sets by networks have the accuracies, too.
     """
-    finished = [run for run in collection.runs if run.summary and run.summary.mae is None]
+    finished = [run for run in collection.runs if run.summary and not run.summary.are_errors]
     best = _best_of_their_images(finished, names)
     has_seeds = any(len(run.summary.runs) > 1 for run in finished)
     has_several = any(run.summary.mean_ap is not None for run in finished)

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vitcli.output.document import Cell, Header, Row, Table, number_cell
-from vitcli.output.summaries import NumberEvaluation, TrainingSummary
+from vitcli.output.summaries import Evaluation, TrainingSummary
 from vitcli.output.text import count_of, size_text
 from vitcli.report.costs import SETTINGS, settings_cells
 from vitcli.report.grouping import grouped
-from vitcli.report.runs import NumberRecord, Run, RunCollection
+from vitcli.report.runs import EvaluationRecord, Run, RunCollection
 from vitcli.report.tables import Names
 
 ERRORS = {"mae": "MAE", "rmse": "RMSE", "r2": "R2"}
@@ -16,8 +16,8 @@ ERRORS = {"mae": "MAE", "rmse": "RMSE", "r2": "R2"}
 
 def numbers(collection: RunCollection, names: Names) -> Table:
     """Return MAE, RMSE and R2 of each finished regression, and of each evaluation of its weights."""
-    runs = [run for run in collection.runs if run.summary and run.summary.mae is not None]
-    records = [*runs, *collection.numbers]
+    finished = [record for record in (*collection.runs, *collection.evaluations) if record.summary]
+    records = [record for record in finished if record.summary.are_errors]
     best = _best(records, names)
     rows = [_row(record, names, is_best=number in best) for number, record in enumerate(records)]
     caption = (
@@ -30,7 +30,7 @@ def numbers(collection: RunCollection, names: Names) -> Table:
     return Table("numbers", "Predicted numbers", caption, corner, headers, tuple(rows))
 
 
-def _row(record: Run | NumberRecord, names: Names, *, is_best: bool) -> Row:
+def _row(record: Run | EvaluationRecord, names: Names, *, is_best: bool) -> Row:
     summary = record.summary
     errors = [_error_cell(summary, key) for key in ERRORS]
     errors[0] = replace(errors[0], is_best=is_best)
@@ -47,7 +47,7 @@ def _row(record: Run | NumberRecord, names: Names, *, is_best: bool) -> Row:
     return Row(header, (Cell(name), *errors, images, Cell(), Cell(size_text(summary.resolution)), *none))
 
 
-def _error_cell(summary: TrainingSummary | NumberEvaluation, key: str) -> Cell:
+def _error_cell(summary: TrainingSummary | Evaluation, key: str) -> Cell:
     """Return an error with its interval; of several runs the mean, which has none."""
     runs = summary.runs if isinstance(summary, TrainingSummary) else ()
     interval = summary.intervals.get(key) or ()
@@ -58,7 +58,7 @@ def _error_cell(summary: TrainingSummary | NumberEvaluation, key: str) -> Cell:
     return replace(cell, note=note, count=max(1, len(runs))) if cell.text else cell
 
 
-def _best(records: Sequence[Run | NumberRecord], names: Names) -> set[int]:
+def _best(records: Sequence[Run | EvaluationRecord], names: Names) -> set[int]:
     """Return the places of the smallest MAE among those of one number on the same images."""
 
     def scored_on(place: int) -> tuple:

@@ -66,7 +66,7 @@ class Report:
             "pre-training run": sum(run.command == "pretrain" for run in collection.runs),
             "VTAB folder": len(collection.vtabs),
             "few-shot run": len(collection.fewshots),
-            "evaluation": len(collection.evaluations) + len(collection.numbers),
+            "evaluation": len(collection.evaluations),
         }
         facts = [f"{count} {name}{'s' * (count > 1)}" for name, count in counts.items() if count]
         return [*facts, *([f"{unfinished} unfinished"] if unfinished else [])]
@@ -113,7 +113,7 @@ def _notes_of_results(collection: RunCollection) -> list[tuple[Path, str]]:
     for run in (*collection.runs, *collection.vtab_runs):
         summary = run.summary.model_dump() if run.summary else {}
         notes += [(run.path, note) for note in [*seen_notes(summary), *fold_notes(summary)]]
-    for record in (*collection.fewshots, *collection.evaluations, *collection.numbers):
+    for record in (*collection.fewshots, *collection.evaluations):
         notes += [(record.path, note) for note in record.summary.notes]
     return notes
 

@@ -20,7 +20,6 @@ from vitcli.output.summaries import (
     Evaluation,
     Evaluations,
     FewshotSummary,
-    NumberEvaluation,
     TrainingSummary,
     VtabSummary,
     read,
@@ -156,10 +155,13 @@ class VtabRecord:
     images: ImageSet = UNKNOWN_IMAGES  # each task has its own
 
 
-class OfEvaluation:
-    """Data set and images of a record of `vit evaluate`."""
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """One evaluation, and its confusion as (label, prediction, count) of the pairs that occur."""
 
-    summary: Evaluation | NumberEvaluation
+    path: Path
+    summary: Evaluation
+    confusion: tuple[tuple[str, str, int], ...]
 
     @property
     def dataset(self) -> str:
@@ -170,24 +172,7 @@ class OfEvaluation:
         return ImageSet(self.summary.num_eval_examples, self.summary.eval_fingerprint)
 
 
-@dataclass(frozen=True)
-class EvaluationRecord(OfEvaluation):
-    """One evaluation, and its confusion as (label, prediction, count) of the pairs that occur."""
-
-    path: Path
-    summary: Evaluation
-    confusion: tuple[tuple[str, str, int], ...]
-
-
-@dataclass(frozen=True)
-class NumberRecord(OfEvaluation):
-    """One evaluation of weights that predict a number."""
-
-    path: Path
-    summary: NumberEvaluation
-
-
-AnyRecord = Run | FewshotRecord | VtabRecord | EvaluationRecord | NumberRecord
+AnyRecord = Run | FewshotRecord | VtabRecord | EvaluationRecord
 
 
 @dataclass(frozen=True)
@@ -198,12 +183,11 @@ class RunCollection:
     fewshots: list[FewshotRecord] = field(default_factory=list)
     vtabs: list[VtabRecord] = field(default_factory=list)
     evaluations: list[EvaluationRecord] = field(default_factory=list)
-    numbers: list[NumberRecord] = field(default_factory=list)
     left_out: list[tuple[Path, str]] = field(default_factory=list)
 
     @property
     def records(self) -> list[AnyRecord]:
-        return [*self.runs, *self.vtabs, *self.fewshots, *self.evaluations, *self.numbers]
+        return [*self.runs, *self.vtabs, *self.fewshots, *self.evaluations]
 
     @property
     def vtab_runs(self) -> list[Run]:
@@ -248,9 +232,7 @@ def _read_into(collection: RunCollection, location: RunLocation) -> None:
             tasks = [task for task in sorted(path.iterdir()) if (task / run_folder.RECIPE).is_file()]
             collection.vtabs.append(VtabRecord(path, summary, tuple(map(read_run, tasks))))
         case "evaluation":
-            for record in _read_evaluations(path):
-                kind = collection.numbers if isinstance(record, NumberRecord) else collection.evaluations
-                kind.append(record)
+            collection.evaluations.extend(_read_evaluations(path))
 
 
 def read_run(path: Path) -> Run:
@@ -393,23 +375,20 @@ def _is_fraction(value: Any) -> bool:
     return is_number(value) and 0 <= value <= 1
 
 
-def _read_evaluations(path: Path) -> list[EvaluationRecord | NumberRecord]:
+def _read_evaluations(path: Path) -> list[EvaluationRecord]:
     file = path / EVALUATION
-    content = read_json(file) or {}
-    if "evaluations" not in content:
-        return [_evaluation(path, read(file, NumberEvaluation if "mae" in content else Evaluation))]
+    if "evaluations" not in (read_json(file) or {}):
+        return [_evaluation(path, read(file, Evaluation))]
     summaries = read(file, Evaluations).evaluations
     return [_evaluation(path / str(number), summary) for number, summary in enumerate(summaries, start=1)]
 
 
-def _evaluation(path: Path, summary: Evaluation | NumberEvaluation) -> EvaluationRecord | NumberRecord:
-    if isinstance(summary, NumberEvaluation):
-        return NumberRecord(path, summary)
+def _evaluation(path: Path, summary: Evaluation) -> EvaluationRecord:
     try:
         text = read_regular(path / CONFUSION).decode()
         rows = list(csv.DictReader(io.StringIO(text, newline="")))
         pairs = tuple((row["class"], row["predicted"], int(row["num_examples"])) for row in rows)
-    except FileNotFoundError:  # rows of several labels have no confusion
+    except FileNotFoundError:  # rows of several labels and of numbers have no confusion
         pairs = ()
     except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
         fix = "evaluate again, or leave the folder out"

@@ -14,7 +14,7 @@ class Names:
     """Short names of data sets, checkpoints and run folders, each unique in the report."""
 
     def __init__(self, collection: RunCollection):
-        evaluations = (*collection.evaluations, *collection.numbers)
+        evaluations = collection.evaluations
         summaries = [record.summary for record in (*collection.fewshots, *evaluations)]
         records = (*collection.runs, *collection.fewshots, *evaluations)
         folders = (*records, *collection.vtabs, *collection.vtab_runs)

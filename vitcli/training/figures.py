@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from vitcli.evaluation.statistics import accuracy_interval
 from vitcli.output.plots import BLUE, ORANGE, STYLE, percent_limits
-from vitcli.output.text import top5_is_informative
+from vitcli.output.scores import top5_is_informative
 
 ACCURACIES = {
     "top1": "top-1",

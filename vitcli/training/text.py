@@ -9,8 +9,8 @@ from vitcli.evaluation.findings import FOLDS_OPTION, NUM_FOLDS
 from vitcli.evaluation.statistics import interval_of
 from vitcli.features.label_errors import LEAST_KNOWN
 from vitcli.output.document import simple_table
+from vitcli.output.scores import first_score_rows, score_rows, shown
 from vitcli.output.text import (
-    MANY_CLASSES,
     WHOLE_RECIPE,
     Folded,
     Verbatim,
@@ -18,7 +18,6 @@ from vitcli.output.text import (
     average_lines,
     brief,
     brief_delivery,
-    class_means_text,
     commands,
     compute_text,
     count_of,
@@ -29,15 +28,11 @@ from vitcli.output.text import (
     interval_text,
     layers_text,
     mistakes_text,
-    no_top5,
-    number_rows,
     pairs,
     percent,
-    several_rows,
     size_text,
     skipped,
     speed,
-    top5_is_informative,
     within,
 )
 from vitcli.training.many_runs.sweep_results import accuracy_of, reason, remarks, values_text
@@ -59,7 +54,7 @@ def as_text(result: dict[str, Any], *, verbose: bool = False, width: int | None 
 
 def _brief(summary: dict[str, Any], *, width: int | None = None) -> str:
     """Return what a person looks for first: the score, where it errs, what would help, what to type next."""
-    rows = _first_scores(summary)
+    rows = _brief_scores(summary)
     if "chosen" in summary and summary.get("choices"):
         rows.append(("chosen", Folded(_chosen(summary))))
     if average := summary.get("average"):
@@ -71,16 +66,6 @@ def _brief(summary: dict[str, Any], *, width: int | None = None) -> str:
     rows += [(name, Folded(note)) for name, note in held_out(summary)]
     rows += skipped(summary)
     return brief(rows, _next_commands(summary), width=width)
-
-
-def _first_scores(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of the scores by which runs of this kind are compared."""
-    if "mae" in summary:
-        return number_rows(summary)[::2]  # MAE and R2
-    rows = [(name, value) for name, value in _scores(summary) if name != "loss" or len(_scores(summary)) == 1]
-    dropped = {"classes"} | ({"top-5"} if summary["num_classes"] < MANY_CLASSES else set())
-    dropped |= {"top-1", "top-5"} if summary.get("mean_ap") is not None else set()
-    return [(name, value) for name, value in rows if name not in dropped]
 
 
 def _chosen(summary: dict[str, Any]) -> str:
@@ -160,7 +145,9 @@ def all_rows(summary: dict[str, Any], *, width: int | None = None) -> str:
     scored_on = [count_of(summary["num_eval_examples"], "image"), summary["eval_split"]]
     scored_on += [f"in {summary['eval_precision']}"] if "eval_precision" in summary else []
     rows = [
-        *_scores(summary),
+        *score_rows(summary),
+        *score_rows(summary, ["loss"]),
+        *_probe(summary),
         *_labels_to_check(summary, most=LABELS_SHOWN),
         *_not_judged(summary),
         *_found(summary),
@@ -278,47 +265,18 @@ def _found(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return rows + _advice_rows(summary)
 
 
-def _scores(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of accuracy, loss and few-shot probe."""
-    rows = []
-    if "top1" in summary:
-        rows = several_rows(summary)
-        rows += [("top-1", _accuracy(summary, "top1")), ("top-5", _top5(summary))]
-        if means := class_means_text(summary):
-            rows.append(("classes", f"{means} (means over classes)"))
-    elif "mae" in summary:
-        rows = number_rows(summary)
-    elif summary["patch_accuracy"] is not None:
-        majority = f"majority class: {summary['most_frequent_color']:.2%}"
-        rows.append(("patches", f"{summary['patch_accuracy']:.2%} of the colours correct ({majority})"))
-    rows.append(("loss", f"{summary['loss']:.4f}"))
-    if probe := summary.get("fewshot"):
-        rows.append(
-            ("few-shot", f"{probe['top1']:.2%} at {count_of(probe['shots'], 'shot')} of {probe['dataset']}")
-        )
-    return rows
+def _brief_scores(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of the scores by which runs of this kind are compared; of no other, of the loss."""
+    rows = first_score_rows(summary) or score_rows(summary, ["loss"])
+    return rows if "mae" in summary else rows + _probe(summary)
 
 
-def _accuracy(summary: dict[str, Any], key: str) -> str:
-    """Return an accuracy with its interval; of several runs the mean, with the interval of one such run."""
-    accuracy, count, std = summary[key], summary["num_eval_examples"], summary["top1_std"]
-    interval, of_top1 = _interval(summary, key), _interval(summary, "top1")
-    if std is None or key != "top1":
-        return accuracy_text(accuracy, interval, count, beside=of_top1)
-    mean = f"{accuracy:.2%} ± {std:.2%}, mean and std of {len(summary['runs'])} runs"
-    return f"{mean}  (95 % of one run: {interval_text(interval)}; {count_of(count, 'image')})"
-
-
-def _interval(summary: dict[str, Any], key: str) -> Sequence[float]:
-    """Return the 95 % interval of an accuracy, which earlier versions did not store."""
-    return (summary.get("intervals") or {}).get(key) or interval_of(
-        summary[key], summary["num_eval_examples"]
-    )
-
-
-def _top5(summary: dict[str, Any]) -> str:
-    num_classes = summary["num_classes"]
-    return _accuracy(summary, "top5") if top5_is_informative(num_classes) else no_top5(num_classes)
+def _probe(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the row of the few-shot probe of the finished network."""
+    if not (probe := summary.get("fewshot")):
+        return []
+    shots = f"{count_of(probe['shots'], 'shot')} of {probe['dataset']}"
+    return [("few-shot", f"{shown(probe, 'top1')} at {shots}")]
 
 
 def choices_table(

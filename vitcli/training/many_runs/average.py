@@ -496,10 +496,7 @@ def _summary_of(
 ) -> dict[str, Any]:
     """Return the object of summary.json: that of a run, with the record of the average."""
     first, each = task.runs[0].summary, [run.summary for run in task.runs]
-    needed = TrainingSummary.model_fields.keys() | TrainingSummary.UNREAD
-    common = {
-        key: first.get(key) for key in COMMON if key in first or key in needed - TrainingSummary.SOMETIMES
-    }
+    common = {key: first[key] for key in COMMON if key in first}
     totals = {name: [summary.get(name) for summary in each] for name in SUMS}
     return TrainingSummary.written(
         {
