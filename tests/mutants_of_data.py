@@ -21,14 +21,14 @@ OF_DATA = {
             "self.window = max(1, window // batch_size) * batch_size",
         ),
     },
-    ("vitcli/data/parts/assignment.py", "tests/data/parts/test_assignment.py"): {
+    ("vitcli/data/parts/group_assignment.py", "tests/data/parts/test_assignment.py"): {
         "the largest group stands in for the smallest": (
             "groups.order_G[among_G[groups.order_G]][-1]",
             "groups.order_G[among_G[groups.order_G]][0]",
         ),
         "what was trained on is held out though others could be": ("may_move_G &= ~last_G", "pass"),
     },
-    ("vitcli/data/parts/cuts.py", "tests/data/test_dataset.py"): {
+    ("vitcli/data/parts/splitting.py", "tests/data/test_dataset.py"): {
         "a stratified part is another after an upgrade": (
             'key = sampler.derive_seed(0, "dev split", len(train))\n    return sampler',
             "key = 0\n    return sampler",
@@ -52,7 +52,7 @@ OF_DATA = {
             "max(labels) > split.num_classes",
         ),
     },
-    ("vitcli/data/contents.py", "tests/data/test_contents.py"): {
+    ("vitcli/data/data_fingerprint.py", "tests/data/test_data_fingerprint.py"): {
         "terabytes of shards are read before a run": (
             "MAX_HASHED_BYTES = 2 * 2**30",
             "MAX_HASHED_BYTES = 2 * 2**40",
@@ -536,7 +536,7 @@ OF_DATA = {
         ),
     },
     (
-        "vitcli/data/parts/cuts.py",
+        "vitcli/data/parts/splitting.py",
         "tests/data/test_dataset.py::test_held_out_rows_are_as_near_to_the_fraction_of_each_class_as_whole_rows_allow",
     ): {
         "a fraction of all rows is rounded down": (

@@ -3,25 +3,31 @@
 # By file and tests: what each break does, the text before and after it.
 OF_PARTS = {
     # Images of a group are left out together.
-    ("vitcli/training/methods/start.py", "tests/training/methods/test_groups_left_out.py"): {
+    ("vitcli/training/methods/initial_head.py", "tests/training/methods/test_groups_left_out.py"): {
         "a probe head knows no groups": (
             "return self.features_ND, self.labels_N, self.groups_N",
             "return self.features_ND, self.labels_N, None",
         ),
     },
-    ("vitcli/training/methods/believing.py", "tests/training/methods/test_groups_left_out.py"): {
+    ("vitcli/training/methods/calibrate.py", "tests/training/methods/test_groups_left_out.py"): {
         "prediction sets know no groups": (
             "groups_N = None if train.groups_N is None else np.append(train.groups_N, choice.groups_N)",
             "groups_N = None",
         ),
     },
-    ("vitcli/evaluation/belief/familiar.py", "tests/training/methods/test_groups_left_out.py"): {
+    (
+        "vitcli/evaluation/calibration/out_of_distribution.py",
+        "tests/training/methods/test_groups_left_out.py",
+    ): {
         "distances of an image beside its copies": (
             "groups_N = np.arange(len(labels_N)) if groups_N is None else groups_N",
             "groups_N = np.arange(len(labels_N))",
         ),
     },
-    ("vitcli/evaluation/belief/familiar.py", "tests/evaluation/belief/test_familiar.py"): {
+    (
+        "vitcli/evaluation/calibration/out_of_distribution.py",
+        "tests/evaluation/calibration/test_out_of_distribution.py",
+    ): {
         "images of a left-out class are in the statistics": (
             "(rows.fold_N != fold) & ~is_unknown_N",
             "(rows.fold_N != fold)",
@@ -75,7 +81,7 @@ OF_PARTS = {
         "the last error is the cause": ("first = min(causes, ", "first = max(causes, "),
     },
     # What is chosen, and by which images.
-    ("vitcli/evaluation/belief/results.py", "tests/evaluation/belief/test_results.py"): {
+    ("vitcli/evaluation/calibration/results.py", "tests/evaluation/calibration/test_results.py"): {
         "coverage of the rows that chose the sets": (
             "fitted(log_p_NK[~half_N], labels_N[~half_N])",
             "fitted(log_p_NK[half_N], labels_N[half_N])",
@@ -91,7 +97,7 @@ OF_PARTS = {
             "groups = None",
         ),
     },
-    ("vitcli/data/parts/cuts.py", "tests/data/parts/test_groups.py"): {
+    ("vitcli/data/parts/splitting.py", "tests/data/parts/test_groups.py"): {
         "a group that just fits is left out": ("if sizes_G[group] <= left:", "if sizes_G[group] < left:"),
     },
     ("vitcli/evaluation/predict.py", "tests/evaluation/test_predict_options.py"): {

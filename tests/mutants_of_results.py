@@ -69,7 +69,7 @@ OF_RESULTS = {
             "was_trained_N[:] = False",
         ),
     },
-    ("vitcli/data/parts/cuts.py", "tests/data/test_dataset.py tests/data/test_seen_images.py"): {
+    ("vitcli/data/parts/splitting.py", "tests/data/test_dataset.py tests/data/test_seen_images.py"): {
         "a class is held out whole": ("np.maximum(counts_K - 1, 0)", "counts_K"),
         "a class is left without a held-out image": (
             "(counts_K >= 2).astype(np.int64)",
@@ -77,7 +77,7 @@ OF_RESULTS = {
         ),
         "held-out images are trained on": ("train.rows(np.flatnonzero(~is_dev_N))", "train"),
     },
-    ("vitcli/data/parts/assignment.py", "tests/data/parts"): {
+    ("vitcli/data/parts/group_assignment.py", "tests/data/parts"): {
         "a fold forgets what it holds": ("(2 * held_PC[:, columns] + counts)", "counts"),
         "the smallest groups are assigned first": ("-np.bincount(groups_N))", "np.bincount(groups_N))"),
         "all groups of a class are held out": (
@@ -291,7 +291,7 @@ OF_RESULTS = {
         ),
     },
     ("vitcli/export/export.py", "tests/export/test_form.py tests/export/test_onnx_file.py"): {
-        "an exported file has no temperature": ('{"temperature": belief.temperature}', "{}"),
+        "an exported file has no temperature": ('{"temperature": stored.temperature}', "{}"),
         "other outputs are kept": ("if agreement.max_rel_difference > TOLERANCE:", "if False:"),
     },
     ("vitcli/export/comparison.py", "tests/export/test_gate.py"): {

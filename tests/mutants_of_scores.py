@@ -1,11 +1,11 @@
-"""Deliberate breaks of scores and features: closed forms, draws, intervals, what may be believed."""
+"""Deliberate breaks of scores and features: closed forms, draws, intervals, calibration."""
 
 # By file and tests: what each break does, the text before and after it.
 OF_SCORES = {
-    ("vitcli/evaluation/belief/selective.py", "tests/evaluation/belief/test_selective.py"): {
+    ("vitcli/evaluation/calibration/selective.py", "tests/evaluation/calibration/test_selective.py"): {
         "thirty answered images are too few": ("if point.answered >= LEAST]", "if point.answered > LEAST]"),
     },
-    ("vitcli/evaluation/belief/temperature.py", "tests/evaluation/belief/test_temperature.py"): {
+    ("vitcli/evaluation/calibration/temperature.py", "tests/evaluation/calibration/test_temperature.py"): {
         "scores of small numbers are taken for chance": (
             "MOST_SCALE, LEAST_SCALE = 1e3, 1e-3",
             "MOST_SCALE, LEAST_SCALE = 1e1, 1e-3",
@@ -33,7 +33,7 @@ OF_SCORES = {
             "(one_BK.log_softmax(dim=-1) + other_BK.log_softmax(dim=-1)) / 2",
         ),
     },
-    ("vitcli/evaluation/belief/stored.py", "tests/evaluation/belief/test_stored.py"): {
+    ("vitcli/evaluation/calibration/stored.py", "tests/evaluation/calibration/test_stored.py"): {
         "a fingerprint may be a number": (
             (
                 "    if fingerprint is not None and not isinstance(fingerprint, str):\n"
@@ -89,8 +89,8 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/evaluation/belief/temperature.py",
-        "tests/evaluation/belief/test_temperature.py::test_ten_right_answers_are_no_reason_to_be_less_sure",
+        "vitcli/evaluation/calibration/temperature.py",
+        "tests/evaluation/calibration/test_temperature.py::test_ten_right_answers_are_no_reason_to_be_less_sure",
     ): {
         "ten right answers make a network less sure": (
             "return temperature if gain_N.sum() > 0 else 1.0",
@@ -107,8 +107,8 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/evaluation/belief/familiar.py",
-        "tests/evaluation/belief/test_familiar.py::test_statistics_of_more_than_16_megabytes_are_not_kept",
+        "vitcli/evaluation/calibration/out_of_distribution.py",
+        "tests/evaluation/calibration/test_out_of_distribution.py::test_statistics_of_more_than_16_megabytes_are_not_kept",
     ): {
         "a covariance of any size is stored": (
             "num_classes * width + width * (width + 1) // 2 > MOST_NUMBERS",
@@ -179,8 +179,8 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/evaluation/belief/selective.py",
-        "tests/evaluation/belief/test_selective.py::test_below_the_goal_the_most_accurate_threshold_is_recommended_and_of_equals_the_lowest",
+        "vitcli/evaluation/calibration/selective.py",
+        "tests/evaluation/calibration/test_selective.py::test_below_the_goal_the_most_accurate_threshold_is_recommended_and_of_equals_the_lowest",
     ): {
         "the highest of equal thresholds is recommended": (
             "(point.accuracy, -point.threshold)",
@@ -188,14 +188,14 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/evaluation/belief/temperature.py",
-        "tests/evaluation/belief/test_temperature.py::test_a_temperature_counts_only_where_rows_show_it",
+        "vitcli/evaluation/calibration/temperature.py",
+        "tests/evaluation/calibration/test_temperature.py::test_a_temperature_counts_only_where_rows_show_it",
     ): {
         "a temperature has two digits": ("DIGITS = 6", "DIGITS = 2"),
     },
     (
-        "vitcli/evaluation/belief/results.py",
-        "tests/evaluation/belief/test_results.py::test_each_half_of_the_rows_or_groups_is_judged_by_the_numbers_of_the_other",
+        "vitcli/evaluation/calibration/results.py",
+        "tests/evaluation/calibration/test_results.py::test_each_half_of_the_rows_or_groups_is_judged_by_the_numbers_of_the_other",
     ): {
         "the calibration error is that without the temperature": (
             "bins = reliability(calibrated_NK.max(axis=1), predictions.is_right_N)",
@@ -256,8 +256,8 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/evaluation/belief/familiar.py",
-        "tests/evaluation/belief/test_familiar.py::test_as_many_whole_hundredths_lie_above_the_threshold_as_fit",
+        "vitcli/evaluation/calibration/out_of_distribution.py",
+        "tests/evaluation/calibration/test_out_of_distribution.py::test_as_many_whole_hundredths_lie_above_the_threshold_as_fit",
     ): {
         "a begun hundredth of images lies above the threshold": (
             "rank = max(1, math.floor((len(scores_N) + 1) * FLAGGED + 1e-9))",
@@ -265,24 +265,27 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/evaluation/belief/familiar.py",
-        "tests/evaluation/belief/test_familiar.py::test_another_score_has_to_be_better_by_more_than_the_error_of_a_mean_of_few",
+        "vitcli/evaluation/calibration/out_of_distribution.py",
+        "tests/evaluation/calibration/test_out_of_distribution.py::test_another_score_has_to_be_better_by_more_than_the_error_of_a_mean_of_few",
     ): {
         "the error of a mean over folds is that of a population": ("gains_F.std(ddof=1)", "gains_F.std()"),
     },
-    ("vitcli/evaluation/belief/prediction_sets.py", "tests/evaluation/belief/test_prediction_sets.py"): {
+    (
+        "vitcli/evaluation/calibration/prediction_sets.py",
+        "tests/evaluation/calibration/test_prediction_sets.py",
+    ): {
         "sets of 90 % are shown as those of 95 %": ("SHOWN = 95", "SHOWN = 90"),
     },
     (
-        "vitcli/evaluation/belief/selective.py",
-        "tests/evaluation/belief/test_selective.py::test_a_table_has_each_number_of_answered_images_once",
+        "vitcli/evaluation/calibration/selective.py",
+        "tests/evaluation/calibration/test_selective.py::test_a_table_has_each_number_of_answered_images_once",
     ): {
         "thresholds that answer the same images have a row each": (
             "if point.answered not in (0, answered):",
             "if point.answered not in (0,):",
         ),
     },
-    ("vitcli/evaluation/belief/results.py", "tests/evaluation/belief/test_stored.py"): {
+    ("vitcli/evaluation/calibration/results.py", "tests/evaluation/calibration/test_stored.py"): {
         "an image at the distance is unlike": (
             "probabilities_NK) <= stored.distance",
             "probabilities_NK) < stored.distance",
@@ -460,8 +463,8 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/evaluation/belief/selective.py",
-        "tests/evaluation/belief/test_selective.py::test_the_accuracy_is_of_the_answered_images",
+        "vitcli/evaluation/calibration/selective.py",
+        "tests/evaluation/calibration/test_selective.py::test_the_accuracy_is_of_the_answered_images",
     ): {
         "one right answer is half right": (
             "return self.right / max(1, self.answered)",
@@ -524,8 +527,8 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/evaluation/belief/results.py",
-        "tests/evaluation/belief/test_results.py::test_an_image_just_as_far_as_the_threshold_is_like_the_training_images",
+        "vitcli/evaluation/calibration/results.py",
+        "tests/evaluation/calibration/test_results.py::test_an_image_just_as_far_as_the_threshold_is_like_the_training_images",
     ): {
         "an image at the threshold is unlike the others": (
             "features_ND, probabilities_NK) <= stored.distance",

@@ -62,8 +62,8 @@ OF_TRAINING = {
         "patience scores nothing at the end": ("+ (recipe.train.patience > 0)", ""),
     },
     (
-        "vitcli/training/methods/believing.py",
-        "tests/training/methods/test_believing.py::test_no_image_of_those_that_choose_the_distance_is_flagged_by_it_as_it_is_stored",
+        "vitcli/training/methods/calibrate.py",
+        "tests/training/methods/test_calibrate.py::test_no_image_of_those_that_choose_the_distance_is_flagged_by_it_as_it_is_stored",
     ): {
         "a stored distance is rounded down": ("-_rounded_down(-chosen[0])", "_rounded_down(chosen[0])"),
     },
@@ -138,7 +138,7 @@ OF_TRAINING = {
         ),
     },
     (
-        "vitcli/training/methods/delivery.py",
+        "vitcli/training/methods/wise_ft.py",
         "tests/training/test_probe_head.py::test_weights_that_are_always_wrong_come_before_weights_whose_outputs_are_no_numbers",
     ): {
         "outputs that are no numbers are as good as wrong ones": (
@@ -174,10 +174,10 @@ OF_TRAINING = {
         ),
     },
     (
-        "vitcli/training/methods/believing.py",
-        "tests/training/methods/test_groups_left_out.py::test_the_groups_of_the_data_reach_the_head_and_what_is_believed_of_it",
+        "vitcli/training/methods/calibrate.py",
+        "tests/training/methods/test_groups_left_out.py::test_the_groups_of_the_data_reach_the_head_and_its_calibration",
     ): {
-        "images without labels show what may be believed": ('& (columns["labels"] >= 0)', ""),
+        "images without labels calibrate": ('& (columns["labels"] >= 0)', ""),
     },
     (
         "vitcli/training/methods/imbalance.py",
@@ -334,8 +334,8 @@ OF_TRAINING = {
         ),
     },
     (
-        "vitcli/training/methods/believing.py",
-        "tests/training/methods/test_believing.py::test_the_score_of_a_probe_is_chosen_by_the_closed_form_without_each_class",
+        "vitcli/training/methods/calibrate.py",
+        "tests/training/methods/test_calibrate.py::test_the_score_of_a_probe_is_chosen_by_the_closed_form_without_each_class",
     ): {
         "new classes are told by scores without the temperature": (
             'head.facts["temperature"] * least_squares.left_out_scores(solution)',
@@ -343,8 +343,8 @@ OF_TRAINING = {
         ),
     },
     (
-        "vitcli/training/methods/believing.py",
-        "tests/training/methods/test_believing.py::test_the_score_of_a_network_is_that_which_tells_each_left_out_class_from_the_others",
+        "vitcli/training/methods/calibrate.py",
+        "tests/training/methods/test_calibrate.py::test_the_score_of_a_network_is_that_which_tells_each_left_out_class_from_the_others",
     ): {
         "the first class is never left out": (
             "fold_N = np.full(len(labels_N), -1)",
@@ -352,8 +352,8 @@ OF_TRAINING = {
         ),
     },
     (
-        "vitcli/training/methods/believing.py",
-        "tests/training/methods/test_believing.py::test_rows_whose_outputs_overflow_are_left_out_with_their_labels_and_groups",
+        "vitcli/training/methods/calibrate.py",
+        "tests/training/methods/test_calibrate.py::test_rows_whose_outputs_overflow_are_left_out_with_their_labels_and_groups",
     ): {
         "overflown outputs are calibrated by": (
             'seen_N & columns["outputs"].isfinite().all(dim=1) & (columns["labels"] >= 0)',

@@ -172,9 +172,9 @@ def test_half_the_blocks_are_drawn_anew_and_networks_are_ordered_by_their_left_o
     ]  # fmt: skip
 
 
-def test_what_may_be_believed_is_measured_on_images_that_were_not_fitted_to(tmp_path, capsys):
-    belief = loaded("belief")
-    assert belief.auroc(np.array([1.0, 2.0]), np.array([2.0, 3.0])) == 0.875  # a tie counts half
+def test_calibration_is_measured_on_images_that_were_not_fitted_to(tmp_path, capsys):
+    calibration = loaded("calibration")
+    assert calibration.auroc(np.array([1.0, 2.0]), np.array([2.0, 3.0])) == 0.875  # a tie counts half
     rng = np.random.default_rng(0)
     for name, count in (("train", 200), ("test", 300)):
         labels_N = rng.integers(0, 4, count)
@@ -184,16 +184,16 @@ def test_what_may_be_believed_is_measured_on_images_that_were_not_fitted_to(tmp_
         save_file({"features": far_ND, "labels": labels_N}, tmp_path / f"flowers17-{name}.safetensors")
     args = SimpleNamespace(features=tmp_path, draws=4, heads=["probe"])
 
-    rows, num_tests = belief.draws_of("cifar10", "probe", args)
+    rows, num_tests = calibration.draws_of("cifar10", "probe", args)
     assert num_tests == 300
-    for level in belief.LEVELS:
+    for level in calibration.LEVELS:
         assert np.mean([row[f"threshold {level}"] for row in rows]) == pytest.approx(level / 100, abs=0.02)
     assert np.mean([row["right of others"] - row["right"] for row in rows]) == pytest.approx(0, abs=0.02)
     args.draws = 1
-    assert belief.draws_of("cifar10", "trained", args)[0] != rows[:1]
-    belief.print_thresholds(["cifar10"], args)
+    assert calibration.draws_of("cifar10", "trained", args)[0] != rows[:1]
+    calibration.print_thresholds(["cifar10"], args)
     assert capsys.readouterr().out.splitlines()[2].startswith("| cifar10 | probe | 300 | 0.")
-    belief.print_unknown(["cifar10", "flowers17"], args)
+    calibration.print_unknown(["cifar10", "flowers17"], args)
     lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
     cells = {tuple(line[1:4]): line for line in lines if len(line) > 4}
     assert ("cifar10", "5", "flowers17") not in cells  # 20 images are too few for a threshold

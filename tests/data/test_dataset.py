@@ -11,7 +11,7 @@ from tests.conftest import data_section, run
 from vitcli import recipe
 from vitcli.data.classes import match_class_names, spelled_as
 from vitcli.data.dataset import DataSet, open_eval, open_train_and_eval
-from vitcli.data.parts.cuts import cut_dev, random_subset, stratified_counts
+from vitcli.data.parts.splitting import cut_dev, random_subset, stratified_counts
 from vitcli.data.split import Split, classes_without
 from vitcli.errors import DataError
 

@@ -13,7 +13,7 @@ from tests.conftest import data_section
 from vitcli.data import seen_images
 from vitcli.data.dataset import open_eval, open_train_and_eval
 from vitcli.data.image_files import as_split
-from vitcli.data.parts.cuts import cut_dev
+from vitcli.data.parts.splitting import cut_dev
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.errors import DataError

@@ -107,9 +107,9 @@ def test_the_doubt_of_several_labels_is_the_nearest_threshold_and_numbers_come_a
 
 def nasty(path: Path) -> str:
     files = [f"photos/{name}" for name in (STRANGE, LONG, "caf\udce9.jpg", "c.jpg", "d.jpg")]
-    believed = {"prediction_set": [STRANGE, LONG, *"abcdefg"], "in_distribution": False, "unsure": True}
+    calibrated = {"prediction_set": [STRANGE, LONG, *"abcdefg"], "in_distribution": False, "unsure": True}
     sure = {"prediction_set": ["b"], "in_distribution": None, "unsure": False}
-    predictions = [one_class(file, 0.3, **believed) for file in files] + [
+    predictions = [one_class(file, 0.3, **calibrated) for file in files] + [
         one_class("photos/e.jpg", 0.9, **sure)
     ]
     advice = "at --threshold 0.8: 75.0% answered"

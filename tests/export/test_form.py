@@ -9,13 +9,15 @@ from PIL import Image
 
 from vitcli.data.image_files import find_images
 from vitcli.errors import DataError, WeightsError
-from vitcli.evaluation.belief.stored import Belief
+from vitcli.evaluation.calibration.stored import Calibration
 from vitcli.export.export import ExportOptions, _preprocessing, _program_form
 from vitcli.export.images import images_for_scales
 from vitcli.output.progress import Progress
 from vitcli.weights.io import read_weights
 
-BELIEF = Belief(1.75, {90: 0.2, 95: 0.1, 99: None}, (), num_images=50, chosen_on="left out").as_metadata()
+STORED = Calibration(
+    1.75, {90: 0.2, 95: 0.1, 99: None}, (), num_images=50, chosen_on="left out"
+).as_metadata()
 AGE = {"target": {"name": "age", "mean": 40.0, "std": 12.5}}
 
 
@@ -33,10 +35,10 @@ def form_of(weights, **options):
     ("num_classes", "metadata", "expected"),
     [
         (24, {}, ("classes", 1.0, 0.0, 1.0)),
-        (24, BELIEF, ("classes", 1.75, 0.0, 1.0)),
+        (24, STORED, ("classes", 1.75, 0.0, 1.0)),
         (24, {"several_labels": {"thresholds": [0.5] * 24}}, ("several", 1.0, 0.0, 1.0)),
         (1, AGE, ("number", 1.0, 40.0, 12.5)),
-        (0, BELIEF, ("features", 1.0, 0.0, 1.0)),
+        (0, STORED, ("features", 1.0, 0.0, 1.0)),
     ],
     ids=["classes", "temperature", "several labels", "number", "features"],
 )
@@ -52,7 +54,7 @@ def test_the_form_follows_from_what_is_stored_with_the_weights(weights, num_clas
 
 
 def test_a_stored_temperature_that_is_none_is_refused(weights):
-    metadata = {"belief": BELIEF["belief"] | {"temperature": 0}}
+    metadata = {"belief": STORED["belief"] | {"temperature": 0}}
     with pytest.raises(WeightsError, match="damaged"):
         form_of(replace(weights, metadata=metadata))
 

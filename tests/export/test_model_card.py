@@ -76,8 +76,8 @@ def test_an_accuracy_comes_with_its_interval():
 def test_a_threshold_comes_with_what_it_answers_and_how_much_of_that_is_right():
     points = [(0.0, 200, 180), (0.5, 200, 180), (0.8, 150, 149), (0.99, 0, 0)]
     keys = ("threshold", "answered", "right")
-    belief = {"thresholds": [dict(zip(keys, point, strict=True)) for point in points]}
-    text = card(belief=belief | {"num_images": 200, "fingerprint": "abc"})
+    calibration = {"thresholds": [dict(zip(keys, point, strict=True)) for point in points]}
+    text = card(belief=calibration | {"num_images": 200, "fingerprint": "abc"})
 
     said = " ".join(text.split())
     assert "at --threshold 0.8: 75.0% answered, 99.3% of these right (95 %: 98.0 to 100.0; 200 dev" in said

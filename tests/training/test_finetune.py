@@ -295,7 +295,7 @@ def test_a_run_is_not_resumed_with_one_other_image_and_is_with_a_copy_of_the_dat
 def test_of_very_many_images_files_of_other_sizes_are_refused_and_written_ones_noted(
     photos, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("vitcli.data.contents.MAX_CHECKED_IMAGES", 5)
+    monkeypatch.setattr("vitcli.data.data_fingerprint.MAX_CHECKED_IMAGES", 5)
     data, out = tmp_path / "data", tmp_path / "run"
     shutil.copytree(photos, data)
     words = (*SMALL, "--dataset", data, "--out", out, "--steps", 4, "--set", "train.log_every=1")

@@ -26,10 +26,10 @@ from vitcli.models.build import TransformerOptions, architecture, build, last_la
 from vitcli.models.features import outputs
 from vitcli.output.text import brief_delivery, delivery_text
 from vitcli.training import splits
-from vitcli.training.methods import probe_head, start
-from vitcli.training.methods.delivery import choose, interpolate
+from vitcli.training.methods import initial_head, probe_head
+from vitcli.training.methods.initial_head import copy_of, start_weights
 from vitcli.training.methods.probe_head import calibration, closed_form_head
-from vitcli.training.methods.start import copy_of, start_weights
+from vitcli.training.methods.wise_ft import choose, interpolate
 from vitcli.training.splits import hold_out
 
 PROBE = ("--set", "model.head=probe")
@@ -356,12 +356,12 @@ def clusters(rng: np.random.Generator, *, distance: float) -> tuple[np.ndarray, 
 def test_labels_to_check_are_those_that_were_changed_and_none_where_features_know_too_little(distance):
     features_ND, labels_N = clusters(np.random.default_rng(0), distance=distance)
     labels_N[[7, 20]] = (labels_N[[7, 20]] + 1) % 3
-    rows = start.LabelledFeatures(
+    rows = initial_head.LabelledFeatures(
         torch.from_numpy(features_ND).float(), labels_N, None, lambda row: f"{row}.png"
     )
     head = closed_form_head(*rows.columns, num_classes=3, loss="softmax")
 
-    found = start.labels_to_check(head, rows, split_of_three_classes())
+    found = initial_head.labels_to_check(head, rows, split_of_three_classes())
 
     if distance < 1:
         assert head.facts["left_out_top1"] < 0.8 and found is None

@@ -1,9 +1,9 @@
-"""Which images thresholds and beliefs are chosen on: of the same classes, and none of the test split."""
+"""Which images choose thresholds and calibrate: of the same classes, and none of the test split."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from vitcli.evaluation.belief.prediction_sets import LEAST
+from vitcli.evaluation.calibration.prediction_sets import LEAST
 from vitcli.training.splits import calibration_split, choosing_split
 
 RECIPE = SimpleNamespace(objective=SimpleNamespace(loss="sigmoid"), data=SimpleNamespace(eval_split="dev"))

@@ -256,7 +256,7 @@ def test_the_forecast_counts_the_networks_that_a_probe_head_chooses_from(
     """An image takes half a second: ten and all others at the end, and six to choose by, five times."""
     evaluation = "vitcli.training.validation.PeriodicEvaluation."
     monkeypatch.setattr(f"{evaluation}seconds_per_image", lambda self: 0.5)
-    for name, count in (("score_choice", 6), ("predict", 10), ("believe", 24)):
+    for name, count in (("score_choice", 6), ("predict", 10), ("calibrate", 24)):
         method = getattr(PeriodicEvaluation, name)
 
         def timed(self, method=method, count=count, **more):
@@ -274,7 +274,7 @@ def test_the_forecast_counts_the_networks_that_a_probe_head_chooses_from(
 
 
 @pytest.mark.parametrize(
-    ("eval_split", "believed_by", "expected"),
+    ("eval_split", "calibrated_by", "expected"),
     [
         ("test", "eval", 7 + 60 + 7),  # scored, then the training images and these again to calibrate by
         ("fold 2 of 3", "eval", 7 + 60 + 7),
@@ -283,12 +283,12 @@ def test_the_forecast_counts_the_networks_that_a_probe_head_chooses_from(
         ("3 folds", "eval", 60),  # the models of the folds have scored all of them
     ],
 )
-def test_the_forecast_counts_the_images_that_calibrate(eval_split, believed_by, expected):
+def test_the_forecast_counts_the_images_that_calibrate(eval_split, calibrated_by, expected):
     parts = {"train": [0] * 60, "eval": [0] * 7, "choice": [0] * 30}
     recipe = recipes.load("finetune/default", [f"data.eval_split={eval_split}"], {"data.dataset": "photos"})
     folds = FoldName.of(eval_split)
     job = SimpleNamespace(
-        recipe=recipe, splits=RunSplits(**parts, calibration=parts[believed_by]),
+        recipe=recipe, splits=RunSplits(**parts, calibration=parts[calibrated_by]),
         is_of_all_folds=folds is not None and folds.fold is None,
         is_of_one_fold=folds is not None and folds.fold is not None and not folds.is_choice,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vitcli.data.parts.cuts import cut_dev, cut_fold, fold_of_rows
+from vitcli.data.parts.splitting import cut_dev, cut_fold, fold_of_rows
 from vitcli.data.sampler import ROWS_PER_TASK, row_ranges
 from vitcli.data.split import Grouping, Split, base_of
 from vitcli.errors import DataError

@@ -23,18 +23,23 @@ OF_CLASSES = (
     "balanced_accuracy", "precision_macro", "recall_macro", "f1_macro", "precision_weighted",
     "recall_weighted", "f1_weighted", "auroc_macro", "aupr_macro",
 )  # fmt: skip
-OF_BELIEF = ("coverage", "mean_set_size", "ece_at_temperature", "nll_at_temperature")  # where they are stored
+OF_CALIBRATION = (
+    "coverage",
+    "mean_set_size",
+    "ece_at_temperature",
+    "nll_at_temperature",
+)  # where they are stored
 OF_SEVERAL = ("mean_ap", "f1_at_thresholds")  # of images with several labels, instead of OF_CLASSES
 ALWAYS = ("loss", "num_eval_examples", "num_skipped_images", "images_per_s", "elapsed_s")
 OF_LABELS = ("top1", "top5", "nll", "brier", "ece")
-NUMBERS = (*OF_LABELS, *ALWAYS, *OF_SEVERAL, *OF_CLASSES, *OF_BELIEF)
+NUMBERS = (*OF_LABELS, *ALWAYS, *OF_SEVERAL, *OF_CLASSES, *OF_CALIBRATION)
 OF_NUMBERS = ("mae", "rmse", "r2", "mae_of_mean")  # of weights that predict a number, instead of accuracies
 OF_REAL = ("real_top1", "num_real_examples")
 # The keys of each kind of labels, besides ALWAYS, and what a result of it is of
 KINDS = {
     "number": (OF_NUMBERS, "these weights predict a number and no classes"),
     "class": (
-        (*OF_LABELS, *OF_CLASSES, *OF_BELIEF, *OF_REAL), "each image has one label, the name of a class"
+        (*OF_LABELS, *OF_CLASSES, *OF_CALIBRATION, *OF_REAL), "each image has one label, the name of a class"
     ),
     "several": ((*OF_LABELS, *OF_SEVERAL, *OF_REAL), "these images have several labels each"),
 }  # fmt: skip
@@ -116,7 +121,7 @@ def _choices(keys: Sequence[str]) -> str:
     groups = {
         "of several labels also": OF_SEVERAL,
         "of numbers": OF_NUMBERS,
-        "with stored prediction sets": OF_BELIEF,
+        "with stored prediction sets": OF_CALIBRATION,
     }
     some = {key for group in groups.values() for key in group}
     parts = [f"one of {', '.join(key for key in keys if key not in some)}"]
@@ -160,7 +165,7 @@ def failed(
     more = f"; {len(broken) - 1} more do not hold" if len(broken) > 1 else ""
     of_images = first.key.startswith("num_")
     other = "score other images" if of_images else "use better weights"
-    if first.key in OF_BELIEF and result.get(first.key) is None:
+    if first.key in OF_CALIBRATION and result.get(first.key) is None:
         other = "use weights that `vit finetune` has stored prediction sets with"
     return CheckFailed(
         f"{first.key} is {json.dumps(result.get(first.key))}, so {first} does not hold{more}",

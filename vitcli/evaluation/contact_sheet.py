@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from vitcli import __version__
-from vitcli.evaluation.belief import selective
-from vitcli.evaluation.belief.prediction_sets import SHOWN
+from vitcli.evaluation.calibration import selective
+from vitcli.evaluation.calibration.prediction_sets import SHOWN
 from vitcli.evaluation.sorting import UNSURE
 from vitcli.output import html
 from vitcli.output.atomic import write_text

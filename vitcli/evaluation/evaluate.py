@@ -27,8 +27,8 @@ from vitcli.evaluation import (
     statistics,
 )
 from vitcli.evaluation.assertions import OF_CLASSES, Assertion, check_apply
-from vitcli.evaluation.belief.results import results_of
-from vitcli.evaluation.belief.stored import Belief, belief_of
+from vitcli.evaluation.calibration.results import results_of
+from vitcli.evaluation.calibration.stored import Calibration, calibration_of
 from vitcli.evaluation.class_map import ClassMap, Projection
 from vitcli.evaluation.files import FOLDER, EvalResult, claim, write_all
 from vitcli.evaluation.inference import EvalSettings
@@ -115,7 +115,7 @@ class EvalTask:
         map_summary: the class map in the result.
         target: what the weights predict if it is a number.
         several: of weights that give an image several labels.
-        belief: what is stored about believing the predictions, of weights that give an image one.
+        calibration: of the predictions, of weights that give an image one class and store it.
     """
 
     request: RecipeRequest
@@ -130,7 +130,7 @@ class EvalTask:
     map_summary: dict[str, Any] = field(default_factory=dict)
     target: Target | None = None
     several: SeveralLabels | None = None
-    belief: Belief | None = None
+    calibration: Calibration | None = None
 
 
 def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: RunSettings) -> dict[str, Any]:
@@ -305,7 +305,7 @@ def _open_task(
         absent_classes=data_classes.absent_classes(opened, weights.class_names),
         real=real,
         several=several,
-        belief=belief_of(weights.metadata, arch.num_classes),
+        calibration=calibration_of(weights.metadata, arch.num_classes),
     )
 
 
@@ -494,7 +494,7 @@ def _details(
     return {
         **of_several,
         **_statistics(task, predictions),
-        **results_of(predictions, task.belief, task.split, fingerprint=task.fingerprint),
+        **results_of(predictions, task.calibration, task.split, fingerprint=task.fingerprint),
         **_of_classes(predictions, class_names),
         "mistakes": mistakes.describe(predictions, class_names, places, task.source_rows),
     }

@@ -15,9 +15,9 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation import contact_sheet, inference, regression, sorting
-from vitcli.evaluation.belief import selective
-from vitcli.evaluation.belief.results import believed
-from vitcli.evaluation.belief.stored import Belief, belief_of
+from vitcli.evaluation.calibration import selective
+from vitcli.evaluation.calibration.results import calibrated
+from vitcli.evaluation.calibration.stored import Calibration, calibration_of
 from vitcli.evaluation.contact_sheet import ContactSheet
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.regression import Target
@@ -37,7 +37,7 @@ PAGE = ".html"
 SUFFIXES = (CSV, ".jsonl", PAGE)
 DEFAULT_TOPK = 5
 Network = Callable[[Tensor], Tensor]  # of images to outputs
-BELIEVED = ("prediction_set", "in_distribution")  # of predictions by weights that store what may be believed
+CALIBRATED = ("prediction_set", "in_distribution")  # of predictions by weights that store a calibration
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ def predict(
     model, arch = load_for_inference(
         weights, preprocessing.image_size, recipe.model.posemb_resample, settings.device, settings.progress
     )
-    target, belief = regression.target_of(weights.metadata), belief_of(weights.metadata, arch.num_classes)
+    target = regression.target_of(weights.metadata)
+    calibration = calibration_of(weights.metadata, arch.num_classes)
     _check_applies(target, options, weights.readable_class_names)
     notes = [] if target else _notes_on_classes(weights, arch.num_classes, options.topk)
     for line in [f"{arch.name}: {preprocessing.summary()}, {origin}", *split.lines, *notes]:
@@ -98,7 +99,7 @@ def predict(
 
     # The likeliest classes of each image, or its number.
     topk = min(options.topk or DEFAULT_TOPK, arch.num_classes)
-    reading = _reading(model, weights, belief, topk, is_mirrored=options.mirrored)
+    reading = _reading(model, weights, calibration, topk, is_mirrored=options.mirrored)
     sheet = ContactSheet() if run.out and run.out.suffix == PAGE else None
     predictions = _predictions(model, split, preprocessing, settings, *reading, sheet)
     unreadable = _unreadable(split, [row for row in range(len(split)) if row not in predictions])
@@ -118,8 +119,8 @@ def predict(
         "on_bad_image": recipe.data.on_bad_image,
         **split.left_out.summary(),
     }
-    if belief and not options.mirrored:  # known of images as they are
-        result["selective"] = selective.results_of(belief.facts())
+    if calibration and not options.mirrored:  # known of images as they are
+        result["selective"] = selective.results_of(calibration.facts())
     _decide(result, options, weights.readable_class_names)
     if run.out:
         _write(run.out, result, topk, predictions, sheet)
@@ -180,7 +181,7 @@ def _decide(result: dict[str, Any], options: PredictOptions, class_names: Sequen
 
 
 def _reading(
-    model: nn.Module, weights: Weights, belief: Belief | None, topk: int, *, is_mirrored: bool
+    model: nn.Module, weights: Weights, calibration: Calibration | None, topk: int, *, is_mirrored: bool
 ) -> tuple[Network | None, Callable[[Tensor], dict[str, Any]]]:
     """Return a function of images to outputs, None for the model's, and one of outputs to a prediction."""
     names = weights.readable_class_names
@@ -190,8 +191,8 @@ def _reading(
     if several := several_labels_of(weights.metadata, weights.architecture.num_classes):
         return mirror(inference.mean_of_labels), partial(_several, several, names, topk)
     network = mirror(inference.mean_of_classes)
-    if belief:
-        return _features_and_logits(model, network), partial(_believed, belief, names, topk)
+    if calibration:
+        return _features_and_logits(model, network), partial(_calibrated, calibration, names, topk)
     return network, partial(_classes, names, topk)
 
 
@@ -242,10 +243,12 @@ def _several(several: SeveralLabels, names: Sequence[str], topk: int, logits_K: 
     }
 
 
-def _believed(belief: Belief, names: Sequence[str], topk: int, outputs_O: Tensor) -> dict[str, Any]:
-    """Return the likeliest classes by calibrated probabilities, and what may be believed of them."""
+def _calibrated(
+    calibration: Calibration, names: Sequence[str], topk: int, outputs_O: Tensor
+) -> dict[str, Any]:
+    """Return the likeliest classes by calibrated probabilities, with the prediction set."""
     features_D, logits_K = outputs_O[: -len(names)].numpy(), outputs_O[-len(names) :]
-    answer = believed(logits_K[None].numpy(), features_D[None], belief)
+    answer = calibrated(logits_K[None].numpy(), features_D[None], calibration)
     order_K = logits_K.argsort(descending=True, stable=True)
     return {
         "top": _top(order_K[:topk], torch.from_numpy(answer.probabilities_NK[0]), names),
@@ -328,22 +331,22 @@ def _csv_rows(result: dict[str, Any], topk: int) -> Iterator[list]:
     names = [("class", "probability"), *((f"class_{k}", f"probability_{k}") for k in range(2, topk + 1))]
     labels = ["labels"] if has_labels else []
     unsure = [sorting.UNSURE] if "threshold" in result else []
-    believed = [*BELIEVED] if any(BELIEVED[0] in entry for entry in result["predictions"]) else []
-    yield ["file", *labels, *(name for pair in names for name in pair), *unsure, *believed, "error"]
+    calibrated = [*CALIBRATED] if any(CALIBRATED[0] in entry for entry in result["predictions"]) else []
+    yield ["file", *labels, *(name for pair in names for name in pair), *unsure, *calibrated, "error"]
     for prediction in result["predictions"]:
         pairs = ((entry["class"], entry["probability"]) for entry in prediction["top"])
         labels = ["|".join(prediction["labels"])] if has_labels else []
         is_unsure = ["yes" if prediction[sorting.UNSURE] else "no"] if unsure else []
-        marks = [*is_unsure, *(_believed_cells(prediction) if believed else ())]
+        marks = [*is_unsure, *(_calibrated_cells(prediction) if calibrated else ())]
         yield [prediction["file"], *labels, *(value for pair in pairs for value in pair), *marks, ""]
-    num_marks = len(unsure) + len(believed)
+    num_marks = len(unsure) + len(calibrated)
     for entry in result["unreadable"]:
         yield [entry["file"], *[""] * (2 * topk + has_labels + num_marks), entry["message"]]
 
 
-def _believed_cells(prediction: dict[str, Any]) -> tuple[str, str]:
+def _calibrated_cells(prediction: dict[str, Any]) -> tuple[str, str]:
     """Return the classes of the prediction set, and whether the image is like the training images."""
-    classes, is_like = (prediction[key] for key in BELIEVED)
+    classes, is_like = (prediction[key] for key in CALIBRATED)
     return "|".join(classes), {True: "yes", False: "no", None: ""}[is_like]
 
 

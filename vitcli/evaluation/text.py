@@ -374,7 +374,7 @@ def _class_of(prediction: dict[str, Any], first: dict[str, Any]) -> str:
 
 
 def _remark(prediction: dict[str, Any]) -> str:
-    """Return what speaks against believing a prediction; "" if nothing does, or nothing is known."""
+    """Return what speaks against a prediction; "" if nothing does, or nothing is known."""
     names = prediction.get("prediction_set", ())
     if prediction.get("in_distribution") is False:
         return "unlike the training images"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, MachineError, VitError
-from vitcli.evaluation.belief.stored import belief_of
+from vitcli.evaluation.calibration.stored import calibration_of
 from vitcli.evaluation.regression import target_of
 from vitcli.evaluation.setup import preprocessing_for
 from vitcli.evaluation.several_labels import several_labels_of
@@ -283,8 +283,8 @@ def _program_form(
         kind, of_kind = "number", {"mean": target.mean, "std": target.std}
     elif exported.class_names and several_labels_of(exported.metadata, num_classes):
         kind = "several"
-    elif belief := belief_of(exported.metadata, num_classes):
-        of_kind = {"temperature": belief.temperature}
+    elif stored := calibration_of(exported.metadata, num_classes):
+        of_kind = {"temperature": stored.temperature}
     form = ProgramForm(preprocessing, kind, **of_kind, input=options.input, precision=options.precision)
     if options.precision != "int8":
         return form, iter(())

@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from vitcli import recipe as recipes
 from vitcli.data.dataset import is_remote
 from vitcli.data.parts.held_out import FoldName
-from vitcli.evaluation.belief import selective
+from vitcli.evaluation.calibration import selective
 from vitcli.evaluation.statistics import ENOUGH_TO_RESAMPLE, NUM_RESAMPLES, interval_of
 from vitcli.export.markdown import code, fenced, paragraph, table
 from vitcli.export.usage import HERE, how_to_load
@@ -264,8 +264,8 @@ def _results(summary: dict[str, Any]) -> str:
     if probe := summary.get("fewshot"):
         task = f"{probe['shots']} shots of {code(probe['dataset'])}"
         parts.append(f"Few-shot, in closed form on frozen features: {probe['top1']:.2%} at {task}.")
-    if (belief := summary.get("belief")) and not summary.get("average"):
-        parts.append(_thresholds(selective.results_of(belief)))
+    if (calibration := summary.get("belief")) and not summary.get("average"):
+        parts.append(_thresholds(selective.results_of(calibration)))
     return "\n\n".join(parts)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vitcli.data.parts.assignment import GroupCounts, held_out_rows
+from vitcli.data.parts.group_assignment import GroupCounts, held_out_rows
 from vitcli.errors import VitError
 from vitcli.features.least_squares import STD_ADDED, has_others, parts
 

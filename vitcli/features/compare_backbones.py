@@ -20,7 +20,7 @@ from torch import nn
 
 from vitcli import recipe as recipes
 from vitcli.data.image_cache import ImageCache
-from vitcli.data.parts.cuts import groups_to_divide
+from vitcli.data.parts.splitting import groups_to_divide
 from vitcli.data.split import Split
 from vitcli.distributed.runtime import autocast, peak_memory, reset_peaks
 from vitcli.errors import DataError, Stopped, VitError

@@ -14,7 +14,7 @@ import numpy as np
 
 from vitcli import recipe as recipes
 from vitcli.data import dataset
-from vitcli.data.parts.cuts import groups_to_divide
+from vitcli.data.parts.splitting import groups_to_divide
 from vitcli.data.split import Split, classes_without
 from vitcli.errors import DataError, Stopped, VitError
 from vitcli.evaluation.setup import (

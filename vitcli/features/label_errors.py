@@ -34,7 +34,7 @@ from vitcli.data.checks.near_duplicates import SplitName, index_to_train, open_s
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
-from vitcli.evaluation.belief.temperature import softmax_scale
+from vitcli.evaluation.calibration.temperature import softmax_scale
 from vitcli.evaluation.mistakes import places_of
 from vitcli.evaluation.setup import RunSettings, read_checkpoint
 from vitcli.features.draws import SWEEP

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.data.image_files import find_images
-from vitcli.data.parts.cuts import random_subset
+from vitcli.data.parts.splitting import random_subset
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import DataError, VitError

@@ -27,7 +27,7 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import to_model_range
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation import predict as predictions
-from vitcli.evaluation.belief.temperature import softmax_scale
+from vitcli.evaluation.calibration.temperature import softmax_scale
 from vitcli.evaluation.mistakes import places_of
 from vitcli.evaluation.predict import PredictOptions
 from vitcli.evaluation.regression import target_of

@@ -322,7 +322,7 @@ class ResolutionScore(Scores):
 
 
 # Keys of an evaluation by weights that store a temperature and prediction sets.
-OF_BELIEF = frozenset({
+OF_CALIBRATION = frozenset({
     "temperature", "ece_at_temperature", "nll_at_temperature", "reliability_at_temperature", "coverage",
     "mean_set_size", "prediction_sets", "calibrated_on",
 })  # fmt: skip
@@ -339,7 +339,7 @@ class Evaluation(ResultSummary, Scores):
         "numerics", "preprocessing", "preprocessing_from", "classes_mapped_by_name", "num_skipped_images",
         "per_label", "thresholds_chosen_on", "skipped_images", "nll", "real_labels_by", "competing_classes",
         "num_outside_map", "mistakes", "assertions", "asked", "saved_predictions", "out", "absent_classes",
-        "num_left_out_files", "left_out_files", "mae_of_mean", *OF_BELIEF,
+        "num_left_out_files", "left_out_files", "mae_of_mean", *OF_CALIBRATION,
     })  # fmt: skip
 
     command: Literal["evaluate"]

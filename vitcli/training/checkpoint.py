@@ -285,7 +285,7 @@ def check_contents(
     Args:
         step: of its name.
         may_have_skipped: all updates so far may have been left out, as those of fp16 that overflow.
-        heads: of a run with a probe head, tensors like those of `StartWeights.stored`.
+        heads: of a run with a probe head, tensors like those of `InitialHead.stored`.
 
     Raises:
         WeightsError: a value or a tensor is missing, of another type or shape, or not finite.

@@ -17,7 +17,7 @@ from vitcli.data.transforms import Preprocessing, preprocessing_of
 from vitcli.distributed import peers
 from vitcli.distributed.runtime import peak_memory_gib
 from vitcli.evaluation import mistakes, several_labels
-from vitcli.evaluation.belief.stored import Belief
+from vitcli.evaluation.calibration.stored import Calibration
 from vitcli.evaluation.findings import advice, findings, median_short_side
 from vitcli.evaluation.metrics import Metrics
 from vitcli.evaluation.predictions import Predictions, unique_names, write_predictions
@@ -157,23 +157,23 @@ def details_of(
     job: TrainingJob,
     metrics: Any,
     predictions: Predictions | NumberPredictions | None,
-    stored: SeveralLabels | Belief | None,
+    stored: SeveralLabels | Calibration | None,
     skipped: set[str],
 ) -> dict[str, Any]:
     """Return what only some summaries have: of numbers their scale and intervals, of several labels the F1.
 
-    Of one label, see `findings_of`, and what may be believed of fine-tuned weights.
+    Of one label, see `findings_of`, and the calibration of fine-tuned weights.
 
     Args:
         metrics, predictions: of the held-out images, predictions where they are kept.
-        stored: thresholds of a run of several labels, or what may be believed of a classifier.
+        stored: thresholds of a run of several labels, or the calibration of a classifier.
         skipped: names of images that could not be read.
     """
     if isinstance(predictions, NumberPredictions):
         return {**target_of_run(job).as_metadata(), "intervals": intervals_of(predictions)}
     if gives_one_class(job.recipe, job.splits.train) and job.command == "finetune":
-        belief = {"belief": stored.facts() if stored else None}
-        return findings_of(job, metrics, predictions, len(skipped)) | belief
+        calibration = {"belief": stored.facts() if stored else None}
+        return findings_of(job, metrics, predictions, len(skipped)) | calibration
     if stored is None or predictions is None or predictions.logits_NK is None:
         return findings_of(job, metrics, predictions, len(skipped))
     about = {"class_names": names_of_classes(job), "fingerprint": job.splits.eval.fingerprint}
@@ -224,13 +224,13 @@ def write_results(
     weights: dict[str, Tensor],
     *,
     seen: dict[str, str] | None,
-    stored: SeveralLabels | Belief | None = None,
+    stored: SeveralLabels | Calibration | None = None,
 ) -> None:
     """Write weights, predictions, figures, card and, last, the summary: it marks the run as finished.
 
     Args:
         seen: the images of the run, see `seen_images.record`.
-        stored: thresholds of a run of several labels, or what may be believed of a classifier.
+        stored: thresholds of a run of several labels, or the calibration of a classifier.
     """
     from vitcli.output import plots  # both load matplotlib: 50 MB that training need not have
     from vitcli.training import figures

@@ -32,10 +32,10 @@ from vitcli.recipe.schema import REFIT
 from vitcli.training import checkpoint, notes
 from vitcli.training.loop import LoopSettings, train
 from vitcli.training.methods import refit, resolutions
-from vitcli.training.methods.delivery import choose, interpolate
 from vitcli.training.methods.early_stopping import BestWeights
 from vitcli.training.methods.imbalance import class_order, loss_weights
 from vitcli.training.methods.time_limit import TimeLimit, scoring_of
+from vitcli.training.methods.wise_ft import choose, interpolate
 from vitcli.training.objective import training_task
 from vitcli.training.results import details_of, summarise, weights_description, write_results
 from vitcli.training.setup import TrainingJob, describe
@@ -93,7 +93,7 @@ class TrainingRun:
             score = self.job.options.scores_of_folds if self.job.is_of_all_folds else evaluation.predict
             metrics, skipped, predictions = score()
             stored = evaluation.choose_thresholds(predictions)
-            stored = stored or evaluation.believe(is_probe=delivery.get("delivered_alpha") == 0)
+            stored = stored or evaluation.calibrate(is_probe=delivery.get("delivered_alpha") == 0)
             class_scores = scores_of_classes(predictions) if isinstance(predictions, Predictions) else None
             probe = evaluation.few_shot_probe(self.job.plan.total_steps) if self.recipe.eval.probe else None
             skipped = self.runtime.union(state.skipped | set(skipped))

@@ -14,7 +14,7 @@ from torch import nn
 
 from vitcli import recipe as recipes
 from vitcli.data import loader, sampler
-from vitcli.data.contents import SplitContents, contents_of
+from vitcli.data.data_fingerprint import SplitContents, contents_of
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.parts.held_out import FoldName
 from vitcli.data.seen_images import SeenImages
@@ -40,11 +40,11 @@ from vitcli.training import notes, schedule, tracking
 from vitcli.training.auto_batch_size import find_max_batch_size, max_part_on_gpu
 from vitcli.training.gradients import check_parts, exact_per_device_batch
 from vitcli.training.methods import resolutions
-from vitcli.training.methods.believing import OutOfFold
-from vitcli.training.methods.delivery import ALPHAS
+from vitcli.training.methods.calibrate import OutOfFold
 from vitcli.training.methods.depth import depths_of
 from vitcli.training.methods.imbalance import check_imbalance
 from vitcli.training.methods.refit import candidates, check_refit
+from vitcli.training.methods.wise_ft import ALPHAS
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch
 from vitcli.training.splits import RunData, RunSplits, check_labels
@@ -143,7 +143,7 @@ class TrainingJob:
     Attributes:
         recipe: of one run, without choices.
         images: the decoded images that are kept.
-        contents: of training and held-out images, see `data.contents`.
+        contents: of training and held-out images, see `data.data_fingerprint`.
         notes: what a reader of the result should know, see `notes.Opening`.
         plan: that of the last step; of a run with a time limit it is made while it runs.
         earlier_plans: those before it, each with the number of the update at which the next one began.

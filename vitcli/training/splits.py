@@ -12,12 +12,12 @@ from vitcli import recipe as recipes
 from vitcli.data import dataset
 from vitcli.data.aliases import local_copy
 from vitcli.data.dataset import DataSet
-from vitcli.data.parts.cuts import cut_dev
 from vitcli.data.parts.held_out import FoldName
+from vitcli.data.parts.splitting import cut_dev
 from vitcli.data.seen_images import MOST_IMAGES, SeenImages
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
-from vitcli.evaluation.belief.prediction_sets import LEAST
+from vitcli.evaluation.calibration.prediction_sets import LEAST
 from vitcli.evaluation.setup import Start, trained_on_by
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import PROBE, Data

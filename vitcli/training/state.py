@@ -24,7 +24,7 @@ from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.gradients import DdpSum, PairwiseSum, ShardedSum
 from vitcli.training.methods import refit
 from vitcli.training.methods.early_stopping import BestWeights
-from vitcli.training.methods.start import StartWeights, copy_of, start_weights
+from vitcli.training.methods.initial_head import InitialHead, copy_of, start_weights
 from vitcli.training.methods.time_limit import TimeLimit
 from vitcli.training.optim import WeightAverage, build_optimizer, is_fused, unfuse
 from vitcli.training.setup import TrainingJob
@@ -58,7 +58,7 @@ class TrainingState:
     gradients: DdpSum | PairwiseSum
     average: WeightAverage | None = None
     group: Any = None
-    start: StartWeights | None = None
+    start: InitialHead | None = None
     frozen_head: dict[str, Any] | None = None
     step: int = 0
     elapsed_s: float = 0.0

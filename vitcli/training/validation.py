@@ -18,8 +18,8 @@ from vitcli.data.transforms import preprocessing_of
 from vitcli.distributed import fsdp, launch
 from vitcli.errors import NotFiniteError
 from vitcli.evaluation import inference, masked_patch, regression, several_labels
-from vitcli.evaluation.belief.familiar import WEAK
-from vitcli.evaluation.belief.stored import Belief
+from vitcli.evaluation.calibration.out_of_distribution import WEAK
+from vitcli.evaluation.calibration.stored import Calibration
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.metrics import Metrics, PatchMetrics, metrics_of
 from vitcli.evaluation.predictions import Predictions
@@ -32,11 +32,11 @@ from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.output.summaries import Probe
 from vitcli.output.text import compute_text, probe_head_text
 from vitcli.training.methods import out_of_fold, refit
-from vitcli.training.methods.believing import OutputPasses, believe
+from vitcli.training.methods.calibrate import OutputPasses, calibrate
 from vitcli.training.methods.imbalance import balance_of
+from vitcli.training.methods.initial_head import fit_heads
 from vitcli.training.methods.lora import adapters_merged
 from vitcli.training.methods.probe_head import ClosedFormHead
-from vitcli.training.methods.start import fit_heads
 from vitcli.training.objective import TrainingTask, gives_several_labels
 from vitcli.training.setup import TrainingJob
 from vitcli.training.state import TrainingState
@@ -216,8 +216,8 @@ class PeriodicEvaluation:
             predictions, _ = self._predictions_of(split)
         return several_labels.choose(predictions, split)
 
-    def believe(self, *, is_probe: bool) -> Belief | None:
-        """Return what may be believed of the network that is delivered; None where nothing can be said.
+    def calibrate(self, *, is_probe: bool) -> Calibration | None:
+        """Return the calibration of the network that is delivered; None where nothing can be said.
 
         Args:
             is_probe: whether that is the closed form on training images and images to choose by.
@@ -233,22 +233,22 @@ class PeriodicEvaluation:
             how["probe"] = {"loss": recipe.objective.loss, "balance": balance_of(recipe)}
         elif job.is_of_all_folds:
             how["folds"] = job.options.outputs_of_folds
-        launch.enter("the feature pass of what may be believed")
+        launch.enter("the calibration pass")
         with self._evaluated_model() as model:
             about = {"num_classes": job.start.arch.num_classes}
             passes = OutputPasses(model, self.preprocessing, self.settings, **about)
-            belief = believe(passes, job.splits.train, split, **how)
+            calibration = calibrate(passes, job.splits.train, split, **how)
             if job.is_of_one_fold:
                 self._keep_out_of_fold(passes)
         self.state.skipped |= passes.skipped
-        if isinstance(belief, str):
-            job.progress.detail(f"no prediction sets are stored with the weights: {belief}")
+        if isinstance(calibration, str):
+            job.progress.detail(f"no prediction sets are stored with the weights: {calibration}")
             return None
-        unlike = belief.unlike
+        unlike = calibration.unlike
         if unlike is not None and unlike.auroc is not None and unlike.auroc < WEAK:
             few = "what is unlike the training images is hard to tell from these images"
             job.progress.detail(f"{few}: images of a class left out rank above others in {unlike.auroc:.0%}")
-        return belief
+        return calibration
 
     def _keep_out_of_fold(self, passes: OutputPasses) -> None:
         """Write what the network says of its fold, to calibrate the one of all folds."""

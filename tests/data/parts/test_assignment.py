@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from vitcli.data.parts.assignment import GroupCounts, folds_of, held_out_rows
+from vitcli.data.parts.group_assignment import GroupCounts, folds_of, held_out_rows
 
 
 def by_definition(

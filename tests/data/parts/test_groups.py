@@ -22,8 +22,8 @@ from vitcli.data import seen_images
 from vitcli.data.columns import PATHS
 from vitcli.data.dataset import open_eval, open_train_and_eval
 from vitcli.data.parts import groups
-from vitcli.data.parts.cuts import random_subset
 from vitcli.data.parts.groups import _joined, group_names
+from vitcli.data.parts.splitting import random_subset
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError

@@ -12,15 +12,15 @@ from tests.training.methods.conftest import PREPROCESSING, tiny
 from vitcli import recipe as recipes
 from vitcli.data.dataset import DataSet
 from vitcli.data.transforms import Preprocessing
-from vitcli.evaluation.belief import familiar
-from vitcli.evaluation.belief.prediction_sets import LEVELS, sets_at
-from vitcli.evaluation.belief.temperature import probabilities
+from vitcli.evaluation.calibration import out_of_distribution
+from vitcli.evaluation.calibration.prediction_sets import LEVELS, sets_at
+from vitcli.evaluation.calibration.temperature import probabilities
 from vitcli.features.least_squares import BIAS
 from vitcli.output.text import probe_head_text
 from vitcli.training.methods import probe_head
-from vitcli.training.methods.believing import OutputPasses, Outputs, believe, of_probe
+from vitcli.training.methods.calibrate import OutputPasses, Outputs, calibrate, of_probe
+from vitcli.training.methods.initial_head import fit_heads
 from vitcli.training.methods.probe_head import closed_form_head
-from vitcli.training.methods.start import fit_heads
 from vitcli.training.splits import hold_out
 
 NUM_CLASSES, WIDTH = 4, 24
@@ -98,14 +98,14 @@ def test_the_sets_of_a_probe_hold_the_label_as_often_as_promised_for_images_of_o
             )
             for rows in (slice(0, 200), slice(200, None))
         ]
-        belief = of_probe(*parts, loss="softmax", balance="none")
+        calibration = of_probe(*parts, loss="softmax", balance="none")
         p_NK = probabilities(
-            new_ND @ head.weight_KD.numpy().T + head.bias_K.numpy(), temperature=belief.temperature
+            new_ND @ head.weight_KD.numpy().T + head.bias_K.numpy(), temperature=calibration.temperature
         )
         for level in LEVELS:
-            is_in_NK = sets_at(p_NK, belief.sets[level])
+            is_in_NK = sets_at(p_NK, calibration.sets[level])
             covered[name, level] = is_in_NK[np.arange(len(new_N)), new_N].mean()
-        assert belief.chosen_on.endswith("with its group") == (groups is not None)
+        assert calibration.chosen_on.endswith("with its group") == (groups is not None)
 
     assert [covered["by groups", level] for level in LEVELS] == pytest.approx([0.9, 0.95, 0.99], abs=0.03)
     assert covered["by rows", 90] < 0.75
@@ -115,23 +115,23 @@ def test_left_out_distances_are_those_of_refits_without_every_group_of_the_fold(
     features_ND, labels_N, groups_N = copies(90)
     features_ND = features_ND.numpy()
     about, how = {"num_classes": NUM_CLASSES}, {"shrinkage": 0.1}
-    found_N = familiar.left_out_distances(features_ND, labels_N, groups_N=groups_N, **about, **how)
+    found_N = out_of_distribution.left_out_distances(features_ND, labels_N, groups_N=groups_N, **about, **how)
 
     names, firsts = np.unique(groups_N, return_index=True)
     in_order = names[np.argsort(labels_N[firsts], kind="stable")]
     expected_N = np.full(len(labels_N), np.nan)
-    for fold in range(familiar.NUM_FOLDS):
-        is_out_N = np.isin(groups_N, in_order[fold :: familiar.NUM_FOLDS])
-        others = familiar.statistics_of(features_ND[~is_out_N], labels_N[~is_out_N], **about)
+    for fold in range(out_of_distribution.NUM_FOLDS):
+        is_out_N = np.isin(groups_N, in_order[fold :: out_of_distribution.NUM_FOLDS])
+        others = out_of_distribution.statistics_of(features_ND[~is_out_N], labels_N[~is_out_N], **about)
         expected_N[is_out_N] = others.distances(features_ND[is_out_N], **how)
     np.testing.assert_allclose(found_N, expected_N)
     # Beside its own copies an image is nearer than a new one will be.
-    alone_N = familiar.left_out_distances(features_ND, labels_N, groups_N=None, **about, **how)
+    alone_N = out_of_distribution.left_out_distances(features_ND, labels_N, groups_N=None, **about, **how)
     assert np.median(alone_N) < np.median(found_N)
 
 
 @pytest.mark.parametrize("rule", [None, RULE])
-def test_the_groups_of_the_data_reach_the_head_and_what_is_believed_of_it(photos, rule):
+def test_the_groups_of_the_data_reach_the_head_and_its_calibration(photos, rule):
     given = {"data.dataset": str(photos), "model.ckpt": "demo"}
     overrides = ["model.head=probe", "data.dev_fraction=0.2"]
     split = DataSet(str(photos), group_column=rule).open("train")
@@ -141,7 +141,7 @@ def test_the_groups_of_the_data_reach_the_head_and_what_is_believed_of_it(photos
 
     layer, whole, _ = fit_heads(*parts, loss="softmax", balance="none")
     passes = OutputPasses(model, preprocessing, settings(), num_classes=train.num_classes)
-    belief = believe(passes, train, choice, probe={"loss": "softmax", "balance": "none"})
+    calibration = calibrate(passes, train, choice, probe={"loss": "softmax", "balance": "none"})
     of_all = passes.of(train)
     unlabelled = replace(train, read_row=lambda row: (train.read_row(row)[0], row % 3 - 1))
     of_labelled = passes.of(unlabelled)  # an image without a label shows nothing
@@ -156,8 +156,10 @@ def test_the_groups_of_the_data_reach_the_head_and_what_is_believed_of_it(photos
     )
     assert rule is None or (groups[1] and not groups[0] & groups[1])
     assert ("leaving a group out" in probe_head_text(layer.facts)) == (rule is not None)
-    assert belief.num_images == 24 and belief.chosen_on == "training images, each left out in turn" + (
-        " with its group" if rule else ""
+    assert (
+        calibration.num_images == 24
+        and calibration.chosen_on
+        == "training images, each left out in turn" + (" with its group" if rule else "")
     )
 
 

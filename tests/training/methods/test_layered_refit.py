@@ -22,9 +22,9 @@ from vitcli.errors import VitError, WeightsError
 from vitcli.features.label_errors import LEAST_KNOWN
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.training.methods import refit
+from vitcli.training.methods.initial_head import LabelledFeatures
 from vitcli.training.methods.probe_head import ClosedFormHead
 from vitcli.training.methods.refit import lr_of
-from vitcli.training.methods.start import LabelledFeatures
 from vitcli.weights.io import write_weights_file
 
 LAYERED = ("--set", "model.head=refit", "--set", "model.head_layers=2")

@@ -13,11 +13,11 @@ from safetensors.numpy import load_file, save_file
 from tests.conftest import run
 from tests.training.methods.conftest import ADAM, QUICK, begun, fine_tune
 from vitcli.errors import DataError
-from vitcli.evaluation.belief import familiar
-from vitcli.evaluation.belief.prediction_sets import LEVELS
-from vitcli.evaluation.belief.stored import belief_of
+from vitcli.evaluation.calibration import out_of_distribution
+from vitcli.evaluation.calibration.prediction_sets import LEVELS
+from vitcli.evaluation.calibration.stored import calibration_of
 from vitcli.training.methods import out_of_fold
-from vitcli.training.methods.believing import OutOfFold, Outputs
+from vitcli.training.methods.calibrate import OutOfFold, Outputs
 from vitcli.weights.io import read_weights
 
 NAME, NUM_FOLDS, PER_CLASS = "out_of_fold.safetensors", 3, 20
@@ -63,10 +63,10 @@ def test_the_stored_numbers_are_those_of_each_image_by_the_network_that_has_not_
     """The truth: all images through the network of each fold by `vit embed`, and the formulas written out."""
     import pyarrow.parquet as pq
 
-    belief = belief_of(read_weights(str(folded)).metadata, 3)
-    assert belief.facts() == json.loads((folded / "summary.json").read_text())["belief"]
-    assert belief.chosen_on == "training images, each left out in one of 3 folds with its group"
-    assert (belief.num_images, belief.fingerprint) == (60, None)
+    calibration = calibration_of(read_weights(str(folded)).metadata, 3)
+    assert calibration.facts() == json.loads((folded / "summary.json").read_text())["belief"]
+    assert calibration.chosen_on == "training images, each left out in one of 3 folds with its group"
+    assert (calibration.num_images, calibration.fingerprint) == (60, None)
 
     of_labels, distances, doubts, places = [], [], [], sorted((images / "train").glob("*/*.png"))
     for fold in folds_of(folded):
@@ -77,11 +77,13 @@ def test_the_stored_numbers_are_those_of_each_image_by_the_network_that_has_not_
             p.name[:3] for p in places if p.name not in held
         }
         labels_N, features_ND = rows["labels"].ravel(), rows["features"]
-        p_NK = np.exp(rows["logits"].astype(np.float64) / belief.temperature)
+        p_NK = np.exp(rows["logits"].astype(np.float64) / calibration.temperature)
         p_NK /= p_NK.sum(axis=1, keepdims=True)
         of_labels += p_NK[np.arange(60), labels_N][is_held_N].tolist()
         doubts += (1 - p_NK.max(axis=1))[is_held_N].tolist()
-        others = familiar.statistics_of(features_ND[~is_held_N], labels_N[~is_held_N], num_classes=3)
+        others = out_of_distribution.statistics_of(
+            features_ND[~is_held_N], labels_N[~is_held_N], num_classes=3
+        )
         distances += others.distances(features_ND[is_held_N], shrinkage=0.5).tolist()
         stored = load_file(fold / NAME)
         np.testing.assert_allclose(stored["logits"], rows["logits"][is_held_N], rtol=1e-5, atol=1e-6)
@@ -91,18 +93,18 @@ def test_the_stored_numbers_are_those_of_each_image_by_the_network_that_has_not_
     ordered = np.sort(of_labels)
     assert len(ordered) == 60
     for level, rank in ((90, 6), (95, 3)):
-        assert belief.sets[level] == pytest.approx(ordered[rank - 1], rel=1e-5)
-    assert belief.sets[99] is None
+        assert calibration.sets[level] == pytest.approx(ordered[rank - 1], rel=1e-5)
+    assert calibration.sets[99] is None
     # No fold chooses its score: distance and doubt, which vary alike.
     weight = np.std(distances) / np.std(doubts)
-    assert (belief.unlike.shrinkage, belief.unlike.auroc) == (0.5, None)
-    assert belief.unlike.doubt_weight == pytest.approx(weight, rel=1e-4)
-    assert belief.distance == pytest.approx(np.max(distances + weight * np.array(doubts)), rel=1e-4)
-    assert belief.flagged == pytest.approx(1 / 61)
+    assert (calibration.unlike.shrinkage, calibration.unlike.auroc) == (0.5, None)
+    assert calibration.unlike.doubt_weight == pytest.approx(weight, rel=1e-4)
+    assert calibration.distance == pytest.approx(np.max(distances + weight * np.array(doubts)), rel=1e-4)
+    assert calibration.flagged == pytest.approx(1 / 61)
     # The statistics are those of the network that is delivered, for all images.
     rows = embedded(folded, images, tmp_path / "all.safetensors")
     means_KD = [rows["features"][rows["labels"].ravel() == k].mean(axis=0) for k in range(3)]
-    np.testing.assert_allclose(belief.statistics.means_KD, means_KD, atol=1e-5)
+    np.testing.assert_allclose(calibration.statistics.means_KD, means_KD, atol=1e-5)
 
 
 def test_predict_and_the_card_use_the_numbers(images, folded):
@@ -204,21 +206,21 @@ def test_distances_of_a_fold_without_statistics_are_those_of_none(tmp_path):
     assert pooled.distances_M is None and len(pooled.labels_M) == 100
 
 
-def test_the_pooled_numbers_make_the_belief(tmp_path):
-    from vitcli.training.methods.believing import of_folds
+def test_the_pooled_numbers_make_the_calibration(tmp_path):
+    from vitcli.training.methods.calibrate import of_folds
 
     held = outputs(120)
     distances_M = np.arange(120.0)
-    belief = of_folds(outputs(40), OutOfFold(held.logits_NK, held.labels_N, distances_M), "some images")
-    assert set(belief.sets) == set(LEVELS) and belief.num_images == 120
-    p_NK = np.exp(held.logits_NK.astype(np.float64) / belief.temperature)
+    calibration = of_folds(outputs(40), OutOfFold(held.logits_NK, held.labels_N, distances_M), "some images")
+    assert set(calibration.sets) == set(LEVELS) and calibration.num_images == 120
+    p_NK = np.exp(held.logits_NK.astype(np.float64) / calibration.temperature)
     doubts_M = 1 - (p_NK / p_NK.sum(axis=1, keepdims=True)).max(axis=1)
     largest = (distances_M + distances_M.std() / doubts_M.std() * doubts_M).max()
-    assert (belief.distance, belief.flagged) == (pytest.approx(largest, rel=1e-4), 0.01)  # of 120
+    assert (calibration.distance, calibration.flagged) == (pytest.approx(largest, rel=1e-4), 0.01)  # of 120
     few = OutOfFold(held.logits_NK[:12], held.labels_N[:12], None)
     assert of_folds(outputs(40), few, "") == (
         "they take 19 images that were not trained on, and there are 12"
     )
     without = of_folds(outputs(40), OutOfFold(held.logits_NK, held.labels_N, None), "some images")
     assert without.statistics is None and without.distance is None
-    assert without.facts() == replace(belief, distance=None, flagged=None, unlike=None).facts()
+    assert without.facts() == replace(calibration, distance=None, flagged=None, unlike=None).facts()

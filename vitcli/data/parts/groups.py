@@ -10,8 +10,8 @@ from pathlib import PurePath
 import numpy as np
 
 from vitcli.data.columns import PATHS
-from vitcli.data.parts.cuts import KEY
 from vitcli.data.parts.image_hashes import hash_images, near_pairs
+from vitcli.data.parts.splitting import KEY
 from vitcli.data.split import Split
 from vitcli.errors import DataError
 from vitcli.output.text import first_few

@@ -40,7 +40,7 @@ from vitcli.training.many_runs import parallel_runs
 from vitcli.training.many_runs.sequence import open_folder, run_all
 from vitcli.training.many_runs.sweep import Job, SharedParts, Sweep
 from vitcli.training.methods import out_of_fold
-from vitcli.training.methods.believing import OutOfFold
+from vitcli.training.methods.calibrate import OutOfFold
 from vitcli.training.results import write_sweep_results
 from vitcli.training.run import run as run_job
 from vitcli.training.setup import RunOptions, initial_model

@@ -14,7 +14,7 @@ import torch
 from vitcli.errors import DataError, VitError
 from vitcli.output.atomic import replace_file
 from vitcli.output.run_folder import OUT_OF_FOLD
-from vitcli.training.methods.believing import MOST_ROWS, OutOfFold, Outputs, left_out_of
+from vitcli.training.methods.calibrate import MOST_ROWS, OutOfFold, Outputs, left_out_of
 from vitcli.weights.files import CHECKSUM, checksum_of, read_stored, write_safetensors
 
 MOST_LOGITS = 2**24  # of all folds: 64 MiB, 768 images of 21,843 classes

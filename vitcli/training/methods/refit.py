@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitcli.data.parts.cuts import random_subset
+from vitcli.data.parts.splitting import random_subset
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import VitError, WeightsError
@@ -35,8 +35,7 @@ from vitcli.evaluation.inference import EvalSettings
 from vitcli.models.layered_head import can_read_layers, columns_of_token, with_layered_head
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import REFIT
-from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
-from vitcli.training.methods.start import (
+from vitcli.training.methods.initial_head import (
     MOST_ROWS,
     LabelledFeatures,
     features_of,
@@ -44,6 +43,7 @@ from vitcli.training.methods.start import (
     labels_to_check,
     placed_in_head,
 )
+from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
 from vitcli.training.schedule import Plan
 
 PART_OF_RUN = (

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from vitcli.errors import VitError
 from vitcli.output.text import count_of, duration
 from vitcli.recipe.schema import PROBE, REFIT
-from vitcli.training.methods import believing, refit
-from vitcli.training.methods.delivery import ALPHAS
+from vitcli.training.methods import calibrate, refit
+from vitcli.training.methods.wise_ft import ALPHAS
 from vitcli.training.setup import TrainingJob
 
 MEASURED_STEPS = 6  # before the first plan, after one that is slow
@@ -47,7 +47,7 @@ def scoring_of(job: TrainingJob) -> Scoring:
     """Return the images that a run scores.
 
     At its end these are the images to report on and those of a few-shot probe, what thresholds are chosen by,
-    images of training and others that show what may be believed, and the images to choose by: once for each
+    images of training and others that calibrate, and the images to choose by: once for each
     network that a run with a probe head chooses from, and once more for a run with patience that ends between
     two evaluations.
     """
@@ -58,14 +58,16 @@ def scoring_of(job: TrainingJob) -> Scoring:
     num_thresholds = len(job.splits.thresholds) if chooses_elsewhere else 0
     num_choices = (len(ALPHAS) if recipe.model.head == PROBE else 0) + (recipe.train.patience > 0)
     num_periodic = num_choice if recipe.train.patience else len(job.splits.eval)
-    believed_by = [job.splits.train, job.splits.calibration] if job.splits.calibration is not None else []
-    if believed_by and job.is_of_all_folds:  # which the models of the folds have looked at
-        believed_by = [job.splits.train]
-    if believed_by and job.is_of_one_fold and job.splits.calibration is not job.splits.eval:
-        believed_by += [job.splits.eval]
-    num_believed = sum(min(len(split), believing.MOST_ROWS) for split in believed_by)
+    calibrated_by = [job.splits.train, job.splits.calibration] if job.splits.calibration is not None else []
+    if calibrated_by and job.is_of_all_folds:  # which the models of the folds have looked at
+        calibrated_by = [job.splits.train]
+    if calibrated_by and job.is_of_one_fold and job.splits.calibration is not job.splits.eval:
+        calibrated_by += [job.splits.eval]
+    num_calibrating = sum(min(len(split), calibrate.MOST_ROWS) for split in calibrated_by)
     num_refit = refit.num_rows(job.splits.train, job.plan) if recipe.model.head == REFIT else 0
-    num_final = num_refit + num_scored + num_probed + num_thresholds + num_choices * num_choice + num_believed
+    num_final = (
+        num_refit + num_scored + num_probed + num_thresholds + num_choices * num_choice + num_calibrating
+    )
     return Scoring(recipe.eval.every, num_periodic, num_final)
 
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
-from vitcli.evaluation.belief.temperature import fitted_temperature, losses, probabilities, softmax_scale
+from vitcli.evaluation.calibration.temperature import fitted_temperature, losses, probabilities, softmax_scale
 
 
 def random_case(seed: int, *, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:

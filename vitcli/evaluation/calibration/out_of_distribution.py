@@ -30,7 +30,7 @@ from functools import cached_property
 
 import numpy as np
 
-from vitcli.evaluation.belief.temperature import DIGITS, probabilities
+from vitcli.evaluation.calibration.temperature import DIGITS, probabilities
 from vitcli.evaluation.class_metrics import one_against_rest
 
 # Fraction of both covariances that is a multiple of the identity, of the same trace. The first is best where

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from vitcli.errors import WeightsError
-from vitcli.evaluation.belief.familiar import UnlikeScore, statistics_of
-from vitcli.evaluation.belief.results import believed
-from vitcli.evaluation.belief.selective import OperatingPoint
-from vitcli.evaluation.belief.stored import KEY, Belief, belief_of
+from vitcli.evaluation.calibration.out_of_distribution import UnlikeScore, statistics_of
+from vitcli.evaluation.calibration.results import calibrated
+from vitcli.evaluation.calibration.selective import OperatingPoint
+from vitcli.evaluation.calibration.stored import KEY, Calibration, calibration_of
 from vitcli.weights.io import FEATURE_STATISTICS
 
 SETS = {90: 0.7, 95: 0.2, 99: None}
@@ -19,21 +19,21 @@ POINTS = (OperatingPoint(0.0, 90, 80), OperatingPoint(0.8, 60, 60))
 
 
 @pytest.fixture
-def stored() -> Belief:
+def stored() -> Calibration:
     rng = np.random.default_rng(0)
     labels_N = np.arange(90) % 3
     features_ND = rng.normal(size=(90, 5)) + labels_N[:, None]
     statistics = statistics_of(features_ND, labels_N, num_classes=3)
     score = UnlikeScore(0.1, 2.5, 0.81, None)
-    return Belief(1.25, SETS, POINTS, 90, "data, dev part", "abc", -1.5, 0.0109, score, statistics)
+    return Calibration(1.25, SETS, POINTS, 90, "data, dev part", "abc", -1.5, 0.0109, score, statistics)
 
 
-def as_read(stored: Belief) -> dict:
+def as_read(stored: Calibration) -> dict:
     return json.loads(json.dumps(stored.as_metadata()))
 
 
 def test_the_same_numbers_are_read_back_bit_for_bit(stored):
-    read = belief_of(as_read(stored), 3)
+    read = calibration_of(as_read(stored), 3)
     new_ND = np.random.default_rng(1).normal(size=(7, 5))
 
     assert read.facts() == stored.facts() and read.as_metadata() == stored.as_metadata()
@@ -41,21 +41,21 @@ def test_the_same_numbers_are_read_back_bit_for_bit(stored):
     scores = [each.unlike.of(each.statistics, new_ND, p_NK) for each in (read, stored)]
     np.testing.assert_array_equal(*scores)
     assert read.unlike == stored.unlike and stored.facts()["unlike"]["doubt_weight"] == 2.5
-    assert belief_of({}, 3) is None and belief_of({FEATURE_STATISTICS: {}}, 3) is None
+    assert calibration_of({}, 3) is None and calibration_of({FEATURE_STATISTICS: {}}, 3) is None
 
 
 def test_without_statistics_nothing_is_known_of_what_is_unlike(stored):
     metadata = as_read(stored)
     del metadata[FEATURE_STATISTICS]
-    read = belief_of(metadata, 3)
+    read = calibration_of(metadata, 3)
 
     assert read.statistics is None and read.temperature == 1.25
     without_score = as_read(stored)
     del without_score[KEY]["unlike"]
-    assert belief_of(without_score, 3).statistics is None
-    assert believed(np.zeros((2, 3)), np.zeros((2, 5)), read).is_like_N is None
+    assert calibration_of(without_score, 3).statistics is None
+    assert calibrated(np.zeros((2, 3)), np.zeros((2, 5)), read).is_like_N is None
     with pytest.raises(WeightsError, match="of 5 features, and the network has 4"):
-        believed(np.zeros((2, 3)), np.zeros((2, 4)), stored)
+        calibrated(np.zeros((2, 3)), np.zeros((2, 4)), stored)
 
 
 def test_an_image_at_the_distance_is_still_like_the_training_images(stored):
@@ -63,7 +63,7 @@ def test_an_image_at_the_distance_is_still_like_the_training_images(stored):
     scores_N = stored.unlike.of(stored.statistics, features_ND, np.full((3, 3), 1 / 3))
     middle = replace(stored, distance=float(np.median(scores_N)))
 
-    found = believed(logits_NK, features_ND, middle).is_like_N
+    found = calibrated(logits_NK, features_ND, middle).is_like_N
     assert found.tolist() == (scores_N <= np.median(scores_N)).tolist() and found.sum() == 2
 
 
@@ -114,15 +114,15 @@ def test_damaged_numbers_are_refused(stored, damage):
     metadata = copy.deepcopy(as_read(stored))
     DAMAGES[damage](metadata)
 
-    with pytest.raises(WeightsError, match="about believing the predictions is damaged") as refused:
-        belief_of(metadata, 3)
+    with pytest.raises(WeightsError, match="the stored calibration is damaged") as refused:
+        calibration_of(metadata, 3)
     assert refused.value.where and refused.value.fix
 
 
 def test_statistics_without_a_threshold_say_nothing_of_what_is_unlike(stored):
     metadata = as_read(stored)
     metadata[KEY].update(distance=None, flagged=None)
-    read = belief_of(metadata, 3)
+    read = calibration_of(metadata, 3)
 
     assert read.statistics is None
-    assert believed(np.zeros((2, 3)), np.zeros((2, 5)), read).is_like_N is None
+    assert calibrated(np.zeros((2, 3)), np.zeros((2, 5)), read).is_like_N is None

@@ -1,4 +1,4 @@
-"""A finished run stores what may be believed of it: printed, evaluated, exported, the same after a kill."""
+"""A finished run stores its calibration: printed, evaluated, exported, the same after a kill."""
 
 import itertools
 import json
@@ -20,12 +20,12 @@ from tests.data.test_loader import noise
 from tests.evaluation.test_inference import settings
 from tests.evaluation.test_masked_patch import PREPROCESSING
 from tests.training.test_finetune import fingerprint, stopped_in_part
-from vitcli.evaluation.belief import selective
-from vitcli.evaluation.belief.familiar import SHRINKAGES, statistics_of
-from vitcli.evaluation.belief.stored import belief_of
-from vitcli.evaluation.belief.temperature import probabilities
+from vitcli.evaluation.calibration import selective
+from vitcli.evaluation.calibration.out_of_distribution import SHRINKAGES, statistics_of
+from vitcli.evaluation.calibration.stored import calibration_of
+from vitcli.evaluation.calibration.temperature import probabilities
 from vitcli.models.build import architecture, build
-from vitcli.training.methods.believing import Outputs, _outputs_of, of_network, of_probe
+from vitcli.training.methods.calibrate import Outputs, _outputs_of, of_network, of_probe
 from vitcli.training.methods.probe_head import closed_form_head
 from vitcli.weights.io import read_weights
 
@@ -84,13 +84,13 @@ def unlike(folder: Path) -> Path:
 
 def test_the_numbers_are_those_of_the_validation_split_and_not_of_the_test_split(colours, trained, tmp_path):
     summary = json.loads((trained / "summary.json").read_text())
-    belief = belief_of(read_weights(str(trained)).metadata, 3)
+    calibration = calibration_of(read_weights(str(trained)).metadata, 3)
     config = json.loads((trained / "config.json").read_text())["vit"]["metadata"]
 
-    assert summary["belief"] == belief.facts() == config["belief"]
+    assert summary["belief"] == calibration.facts() == config["belief"]
     assert "feature_statistics" not in config  # arrays are nothing to read
-    assert belief.chosen_on.endswith("split validation") and belief.num_images == 66
-    assert belief.sets[99] is None and belief.flagged == pytest.approx(1 / 67)
+    assert calibration.chosen_on.endswith("split validation") and calibration.num_images == 66
+    assert calibration.sets[99] is None and calibration.flagged == pytest.approx(1 / 67)
 
     # From the logits and features that `vit embed` saves, by the formulas written out.
     rows = {}
@@ -104,32 +104,37 @@ def test_the_numbers_are_those_of_the_validation_split_and_not_of_the_test_split
         rows["validation"]["logits"].astype(np.float64),
         rows["validation"]["labels"].ravel(),
     )
-    p_NK = np.exp(logits_NK / belief.temperature)
+    p_NK = np.exp(logits_NK / calibration.temperature)
     of_labels_N = np.sort((p_NK / p_NK.sum(axis=1, keepdims=True))[np.arange(66), labels_N])
-    assert belief.sets[90] == pytest.approx(of_labels_N[5], rel=1e-5) and belief.sets[90] <= of_labels_N[5]
-    assert belief.sets[95] == pytest.approx(of_labels_N[2], rel=1e-5)
+    assert (
+        calibration.sets[90] == pytest.approx(of_labels_N[5], rel=1e-5)
+        and calibration.sets[90] <= of_labels_N[5]
+    )
+    assert calibration.sets[95] == pytest.approx(of_labels_N[2], rel=1e-5)
     confidences_NK = p_NK / p_NK.sum(axis=1, keepdims=True)
     confidences_N, is_right_N = confidences_NK.max(axis=1), logits_NK.argmax(axis=1) == labels_N
-    assert len(belief.thresholds) >= 9
-    for point in belief.thresholds:
+    assert len(calibration.thresholds) >= 9
+    for point in calibration.thresholds:
         is_answered_N = confidences_N >= point.threshold
         counts = int(is_answered_N.sum()), int((is_answered_N & is_right_N).sum())
         assert (point.answered, point.right) == counts
-    scores_N = belief.unlike.of(belief.statistics, rows["validation"]["features"], confidences_NK)
-    assert belief.distance == pytest.approx(scores_N.max(), rel=1e-5)
-    assert 0 < belief.unlike.auroc <= 1 and summary["belief"]["unlike"]["auroc"] == belief.unlike.auroc
+    scores_N = calibration.unlike.of(calibration.statistics, rows["validation"]["features"], confidences_NK)
+    assert calibration.distance == pytest.approx(scores_N.max(), rel=1e-5)
+    assert (
+        0 < calibration.unlike.auroc <= 1 and summary["belief"]["unlike"]["auroc"] == calibration.unlike.auroc
+    )
     for k in range(3):
         mean_D = rows["train"]["features"][rows["train"]["labels"].ravel() == k].mean(axis=0)
-        np.testing.assert_allclose(belief.statistics.means_KD[k], mean_D, atol=1e-5)
+        np.testing.assert_allclose(calibration.statistics.means_KD[k], mean_D, atol=1e-5)
 
 
 def test_predict_names_the_set_and_what_is_unlike_the_training_images(colours, trained, tmp_path):
     images = (unlike(tmp_path), colours / "test/green/00.png", *sorted((colours / "test/amber").iterdir()))
     result = finished("predict", "--ckpt", trained, *images, "--json", "-q")
     text = run("predict", "--ckpt", trained, *images, "-q").out
-    belief = belief_of(read_weights(str(trained)).metadata, 3)
+    calibration = calibration_of(read_weights(str(trained)).metadata, 3)
 
-    assert result["selective"] == selective.results_of(belief.facts())
+    assert result["selective"] == selective.results_of(calibration.facts())
     assert f"threshold   {result['selective']['advice']}\n" in text
     own = run("predict", "--ckpt", trained, *images, "-q", "--threshold", 0.5).out
     assert "of 10, below 0.5" in own and result["selective"]["advice"] not in own
@@ -144,7 +149,7 @@ def test_predict_names_the_set_and_what_is_unlike_the_training_images(colours, t
     )
     assert green["in_distribution"] is True
     for entry in result["predictions"]:
-        above = [each["class"] for each in entry["top"] if each["probability"] >= belief.sets[95]]
+        above = [each["class"] for each in entry["top"] if each["probability"] >= calibration.sets[95]]
         assert entry["prediction_set"] == (above or [entry["top"][0]["class"]])
         assert sum(each["probability"] for each in entry["top"]) == pytest.approx(1)
         if entry["in_distribution"] and len(entry["prediction_set"]) == 2:
@@ -231,12 +236,12 @@ def test_a_probe_knows_by_its_own_left_out_rows(colours, ckpt, tmp_path):
     # So high a rate that the network is destroyed, and the probe delivered.
     arguments = [1e4 if word == 0.02 else word for word in words(colours, ckpt, tmp_path / "run", *more)]
     summary = finished(*arguments)
-    belief = summary["belief"]
+    calibration = summary["belief"]
 
     assert summary["delivered"] == "probe"
-    assert belief["num_images"] == 72 and belief["fingerprint"] is None
-    assert belief["chosen_on"] == "training images, each left out in turn"
-    assert belief["temperature"] == 1.0  # its logits are calibrated by the same rows
+    assert calibration["num_images"] == 72 and calibration["fingerprint"] is None
+    assert calibration["chosen_on"] == "training images, each left out in turn"
+    assert calibration["temperature"] == 1.0  # its logits are calibrated by the same rows
     how = ("--dataset", colours, "--split", "train", "-q", "--json")
     result = finished("evaluate", "--ckpt", tmp_path / "run", *how)
     assert result["prediction_sets"]["90"]["coverage"] >= 0.85
@@ -272,11 +277,11 @@ def test_no_image_of_those_that_choose_the_distance_is_flagged_by_it_as_it_is_st
         return Outputs(features_ND, features_ND @ means_KD.T.astype(np.float32), labels_N, None)
 
     train, held_out = outputs(150), outputs(60)
-    belief = of_network(train, held_out, SimpleNamespace(name="dev", fingerprint="f"))
+    calibration = of_network(train, held_out, SimpleNamespace(name="dev", fingerprint="f"))
 
-    probabilities_NK = probabilities(held_out.logits_NK, temperature=belief.temperature)
-    most = belief.unlike.of(belief.statistics, held_out.features_ND, probabilities_NK).max()
-    assert most <= belief.distance <= most * (1 + 1e-5)  # of 60 images the furthest, to six digits
+    probabilities_NK = probabilities(held_out.logits_NK, temperature=calibration.temperature)
+    most = calibration.unlike.of(calibration.statistics, held_out.features_ND, probabilities_NK).max()
+    assert most <= calibration.distance <= most * (1 + 1e-5)  # of 60 images the furthest, to six digits
 
 
 def chosen_by_hand(features_ND, labels_N, folds) -> tuple[float, bool, float, float]:

@@ -1,4 +1,4 @@
-"""What may be believed of predictions, as the metadata of weights keep it, and as it is read back.
+"""The calibration of a classifier, as the metadata of weights keep it, and as it is read back.
 
 The numbers are in the metadata and not in a file of their own: so whatever copies, links or exports the
 weights takes them along, their checksum covers them, and timm, which refuses a tensor that it does not know,
@@ -16,17 +16,22 @@ from typing import Any
 import numpy as np
 
 from vitcli.errors import WeightsError
-from vitcli.evaluation.belief.familiar import MOST_NUMBERS, SHRINKAGES, FeatureStatistics, UnlikeScore
-from vitcli.evaluation.belief.prediction_sets import LEVELS
-from vitcli.evaluation.belief.selective import OperatingPoint
-from vitcli.evaluation.belief.temperature import LEAST_SCALE, MOST_SCALE
+from vitcli.evaluation.calibration.out_of_distribution import (
+    MOST_NUMBERS,
+    SHRINKAGES,
+    FeatureStatistics,
+    UnlikeScore,
+)
+from vitcli.evaluation.calibration.prediction_sets import LEVELS
+from vitcli.evaluation.calibration.selective import OperatingPoint
+from vitcli.evaluation.calibration.temperature import LEAST_SCALE, MOST_SCALE
 from vitcli.weights.io import FEATURE_STATISTICS
 
 KEY = "belief"  # of the metadata of weights
 
 
 @dataclass(frozen=True, eq=False)
-class Belief:
+class Calibration:
     """What is stored with the weights of a classifier.
 
     Attributes:
@@ -74,7 +79,7 @@ class Belief:
         return stored if self.statistics is None else stored | {FEATURE_STATISTICS: _packed(self.statistics)}
 
 
-def belief_of(metadata: Mapping[str, Any], num_classes: int) -> Belief | None:
+def calibration_of(metadata: Mapping[str, Any], num_classes: int) -> Calibration | None:
     """Return what is stored with weights of this metadata; None if nothing is.
 
     Raises:
@@ -87,13 +92,13 @@ def belief_of(metadata: Mapping[str, Any], num_classes: int) -> Belief | None:
         return _read(stored, metadata.get(FEATURE_STATISTICS), num_classes)
     except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
         raise WeightsError(
-            f"what is stored about believing the predictions is damaged: {error}",
+            f"the stored calibration is damaged: {error}",
             where=f"metadata, {KEY}",
             fix="use the weights as their run wrote them",
         ) from error
 
 
-def _read(stored: Mapping[str, Any], packed: Mapping[str, Any] | None, num_classes: int) -> Belief:
+def _read(stored: Mapping[str, Any], packed: Mapping[str, Any] | None, num_classes: int) -> Calibration:
     temperature = _number(stored, "temperature", least=1 / MOST_SCALE / 2, most=2 / LEAST_SCALE)
     sets = {level: _number(stored["sets"], str(level), least=0, most=1, may_lack=True) for level in LEVELS}
     distance = _number(stored, "distance", least=-math.inf, most=math.inf, may_lack=True)
@@ -111,7 +116,7 @@ def _read(stored: Mapping[str, Any], packed: Mapping[str, Any] | None, num_class
     statistics = _unpacked(packed, num_classes) if is_known else None
     thresholds = tuple(_operating_point(point, num_images) for point in stored["thresholds"])
     about = (thresholds, num_images, chosen_on, fingerprint)
-    return Belief(temperature, sets, *about, distance, flagged, unlike, statistics)
+    return Calibration(temperature, sets, *about, distance, flagged, unlike, statistics)
 
 
 def _unlike_score(stored: Mapping[str, Any] | None) -> UnlikeScore | None:

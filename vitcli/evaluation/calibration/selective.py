@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vitcli.evaluation.belief.temperature import probabilities
+from vitcli.evaluation.calibration.temperature import probabilities
 from vitcli.evaluation.statistics import interval_of
 from vitcli.output.text import count_of, interval_text
 
@@ -73,7 +73,7 @@ def recommended(points: Sequence[OperatingPoint]) -> OperatingPoint | None:
 
 
 def results_of(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a result about thresholds, by what is stored: see `Belief.facts`.
+    """Return the keys of a result about thresholds, by what is stored: see `Calibration.facts`.
 
     "advice" says in a line which threshold to take, and on how many images that is known.
     """

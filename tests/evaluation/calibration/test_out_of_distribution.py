@@ -8,7 +8,7 @@ import pytest
 from scipy.spatial.distance import cdist
 from scipy.special import softmax
 
-from vitcli.evaluation.belief.familiar import (
+from vitcli.evaluation.calibration.out_of_distribution import (
     CANDIDATES,
     NUM_FOLDS,
     SHRINKAGES,

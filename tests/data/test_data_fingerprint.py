@@ -9,19 +9,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.data.shards.test_streaming import parquet, tars  # noqa: F401, fixtures
-from vitcli.data import contents, dataset
+from vitcli.data import data_fingerprint, dataset
 from vitcli.data.shards import rows
 from vitcli.data.split import SourceFiles
 from vitcli.distributed import runtime
 
 
-def contents_of(root, *, split: str = "train", **keys) -> contents.SplitContents:
+def contents_of(root, *, split: str = "train", **keys) -> data_fingerprint.SplitContents:
     return contents_of_split(dataset.DataSet(str(root), **keys).open(split))
 
 
-def contents_of_split(split) -> contents.SplitContents:
+def contents_of_split(split) -> data_fingerprint.SplitContents:
     how = dict(runtime=runtime.start("fp32"), num_threads=1, on_bad_image="error", decode=False)
-    (found,), _ = contents.contents_of([split], **how)
+    (found,), _ = data_fingerprint.contents_of([split], **how)
     return found
 
 
@@ -53,7 +53,7 @@ def test_all_bytes_of_a_few_local_shards_are_compared(request, tmp_path, kind):
 def test_of_many_local_shards_places_and_sizes_are_compared_and_times_are_noted(
     request, tmp_path, monkeypatch, kind
 ):
-    monkeypatch.setattr(contents, "MAX_HASHED_BYTES", 0)
+    monkeypatch.setattr(data_fingerprint, "MAX_HASHED_BYTES", 0)
     root = tmp_path / "data"
     shutil.copytree(request.getfixturevalue(kind), root)
     before = contents_of(root, streaming=True)
@@ -75,8 +75,8 @@ def test_of_many_local_shards_places_and_sizes_are_compared_and_times_are_noted(
 
 def test_of_very_many_image_files_sizes_are_compared_and_times_are_noted(photos, tmp_path, monkeypatch):
     all_bytes = contents_of(photos)
-    monkeypatch.setattr(contents, "MAX_CHECKED_IMAGES", 5)
-    monkeypatch.setattr(contents, "FILES_PER_TASK", 7)
+    monkeypatch.setattr(data_fingerprint, "MAX_CHECKED_IMAGES", 5)
+    monkeypatch.setattr(data_fingerprint, "FILES_PER_TASK", 7)
     root = tmp_path / "data"
     shutil.copytree(photos, root)
     before = contents_of(root)
@@ -96,7 +96,7 @@ def test_remote_shards_are_compared_by_what_their_server_says(parquet):  # noqa:
         far.pipe_file(f"/contents/{shard.name}", shard.read_bytes())
         urls.append(f"memory://contents/{shard.name}")
 
-    def now() -> contents.SplitContents:
+    def now() -> data_fingerprint.SplitContents:
         columns = dict(image_column=None, label_column=None)
         return contents_of_split(rows.open_shards(urls, name="far", **columns))
 
@@ -108,11 +108,11 @@ def test_remote_shards_are_compared_by_what_their_server_says(parquet):  # noqa:
 
 
 def test_local_shards_above_2_gib_are_not_read_before_a_run(tmp_path, monkeypatch):
-    def of(num_bytes: int) -> contents.SplitContents:
+    def of(num_bytes: int) -> data_fingerprint.SplitContents:
         with (tmp_path / "train.tar").open("wb") as file:
             file.truncate(num_bytes)  # takes no room on the disk
-        return contents._contents_of_files(SourceFiles(lambda: [str(tmp_path / "train.tar")], "tar"))
+        return data_fingerprint._contents_of_files(SourceFiles(lambda: [str(tmp_path / "train.tar")], "tar"))
 
-    monkeypatch.setattr(contents, "_digest_of_file", lambda path: b"read")
+    monkeypatch.setattr(data_fingerprint, "_digest_of_file", lambda path: b"read")
     assert of(2 * 2**30).files is None, "compared by what was read"
     assert of(2 * 2**30 + 1).files is not None

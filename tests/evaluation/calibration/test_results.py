@@ -7,11 +7,17 @@ import pytest
 
 from vitcli.data.dataset import DataSet
 from vitcli.data.split import Grouping
-from vitcli.evaluation.belief.familiar import UnlikeScore, statistics_of
-from vitcli.evaluation.belief.prediction_sets import LEVELS, SHOWN, coverage_and_size, sets_at, threshold_at
-from vitcli.evaluation.belief.results import believed, fitted, results_of
-from vitcli.evaluation.belief.stored import Belief
-from vitcli.evaluation.belief.temperature import probabilities
+from vitcli.evaluation.calibration.out_of_distribution import UnlikeScore, statistics_of
+from vitcli.evaluation.calibration.prediction_sets import (
+    LEVELS,
+    SHOWN,
+    coverage_and_size,
+    sets_at,
+    threshold_at,
+)
+from vitcli.evaluation.calibration.results import calibrated, fitted, results_of
+from vitcli.evaluation.calibration.stored import Calibration
+from vitcli.evaluation.calibration.temperature import probabilities
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.statistics import SEED
 
@@ -43,8 +49,8 @@ def split_of(groups_N: np.ndarray | None):
     return replace(DataSet("demo").open("test[:90]"), grouping=grouping)
 
 
-def stored_by(predictions: Predictions, fingerprint: str) -> Belief:
-    return Belief(*fitted(predictions.scores_NK, predictions.labels), (), NUM_ROWS, "dev", fingerprint)
+def stored_by(predictions: Predictions, fingerprint: str) -> Calibration:
+    return Calibration(*fitted(predictions.scores_NK, predictions.labels), (), NUM_ROWS, "dev", fingerprint)
 
 
 @pytest.mark.parametrize("size_of_groups", [1, 9])
@@ -98,11 +104,11 @@ def test_an_image_just_as_far_as_the_threshold_is_like_the_training_images():
     scores_N = statistics.distances(features_ND, shrinkage=0.1) + 3.0 * (1 - probabilities_NK.max(axis=1))
     median = float(np.sort(scores_N)[20])
     sets = {90: None, SHOWN: 0.2, 99: 0.9}
-    stored = Belief(0.5, sets, (), 40, "dev", None, median, 0.01, unlike, statistics)
+    stored = Calibration(0.5, sets, (), 40, "dev", None, median, 0.01, unlike, statistics)
 
-    found = believed(logits_NK, features_ND, stored)
+    found = calibrated(logits_NK, features_ND, stored)
 
     assert found.is_like_N.tolist() == (scores_N <= median).tolist() and found.is_like_N.sum() == 21
     assert np.array_equal(found.probabilities_NK, probabilities_NK)
     assert np.array_equal(found.is_in_NK, sets_at(probabilities_NK, 0.2))
-    assert believed(logits_NK, None, stored).is_like_N is None
+    assert calibrated(logits_NK, None, stored).is_like_N is None

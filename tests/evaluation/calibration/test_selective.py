@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from vitcli.evaluation.belief import selective
-from vitcli.evaluation.belief.selective import (
+from vitcli.evaluation.calibration import selective
+from vitcli.evaluation.calibration.selective import (
     LEAST,
     SHOWN,
     TRIED,

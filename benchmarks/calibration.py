@@ -1,7 +1,7 @@
-"""What a finished run stores about believing its predictions, against images that it has not seen.
+"""What a finished run stores to calibrate its predictions, against images that it has not seen.
 
-    python benchmarks/belief.py --data FOLDER --ckpt WEIGHTS [--features KEPT] [--draws 20]
-    python benchmarks/belief.py coverage flowers17 signs textures-copies --data FOLDER --ckpt WEIGHTS
+    python benchmarks/calibration.py --data FOLDER --ckpt WEIGHTS [--features KEPT] [--draws 20]
+    python benchmarks/calibration.py coverage flowers17 signs textures-copies --data FOLDER --ckpt WEIGHTS
 
 FOLDER has the data sets of SETS below. Features of the frozen network are computed once; with --features they
 are kept, as NAME-SPLIT.safetensors, for the next call. Each draw divides all images of a set by chance into
@@ -44,14 +44,14 @@ from PIL import Image, ImageEnhance, ImageOps
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from vitcli.evaluation.belief import selective
-from vitcli.evaluation.belief.familiar import auroc, doubts
-from vitcli.evaluation.belief.prediction_sets import LEVELS, coverage_and_size, sets_at
-from vitcli.evaluation.belief.results import fitted
-from vitcli.evaluation.belief.stored import Belief
-from vitcli.evaluation.belief.temperature import losses, probabilities
+from vitcli.evaluation.calibration import selective
+from vitcli.evaluation.calibration.out_of_distribution import auroc, doubts
+from vitcli.evaluation.calibration.prediction_sets import LEVELS, coverage_and_size, sets_at
+from vitcli.evaluation.calibration.results import fitted
+from vitcli.evaluation.calibration.stored import Calibration
+from vitcli.evaluation.calibration.temperature import losses, probabilities
 from vitcli.evaluation.statistics import reliability
-from vitcli.training.methods.believing import OutOfFold, Outputs, left_out_of, of_folds, of_network, of_probe
+from vitcli.training.methods.calibrate import OutOfFold, Outputs, left_out_of, of_folds, of_network, of_probe
 from vitcli.training.methods.probe_head import closed_form_head
 
 OF_LABEL = ("--set", "data.label_column=label")
@@ -242,7 +242,7 @@ def of_kind(
     return of_folds(outputs(features_ND, labels_N, layer), out_of_fold, "folds"), layer
 
 
-def judged(stored: Belief, tests: Outputs) -> dict[str, float]:
+def judged(stored: Calibration, tests: Outputs) -> dict[str, float]:
     """Return coverage and size at each level, and the calibration before and after the temperature."""
     p_NK, labels_N = probabilities(tests.logits_NK, temperature=stored.temperature), tests.labels_N
     is_right_N = tests.logits_NK.argmax(axis=1) == labels_N
@@ -301,7 +301,7 @@ def imagenet_draws(args: argparse.Namespace) -> tuple[list[dict[str, float]], in
     rows = []
     for seed in range(args.draws):
         chosen, test = divided(np.arange(len(labels_N)), len(labels_N) // 2, seed)
-        stored = Belief(*fitted(logits_NK[chosen], labels_N[chosen]), (), len(chosen), "half")
+        stored = Calibration(*fitted(logits_NK[chosen], labels_N[chosen]), (), len(chosen), "half")
         rows.append(judged(stored, Outputs(features_ND[test], logits_NK[test], labels_N[test], None)))
     return rows, len(labels_N) - len(labels_N) // 2
 

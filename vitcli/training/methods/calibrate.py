@@ -1,4 +1,4 @@
-"""What may be believed of a finished classifier: its numbers, by images that it was not fitted to.
+"""The calibration of a finished classifier, by images that it was not fitted to.
 
 Temperature and prediction sets are chosen on the logits of these images, the distance of an image that is
 unlike the training ones on their features. They are the images to choose by within the run, if there are
@@ -20,17 +20,17 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.data.loader import Batch
-from vitcli.data.parts.cuts import random_subset
+from vitcli.data.parts.splitting import random_subset
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.distributed import fsdp
 from vitcli.evaluation import inference
-from vitcli.evaluation.belief import familiar, selective
-from vitcli.evaluation.belief.familiar import FeatureStatistics, LeftOutRows, UnlikeScore
-from vitcli.evaluation.belief.prediction_sets import LEAST
-from vitcli.evaluation.belief.results import fitted
-from vitcli.evaluation.belief.stored import Belief
-from vitcli.evaluation.belief.temperature import probabilities
+from vitcli.evaluation.calibration import out_of_distribution, selective
+from vitcli.evaluation.calibration.out_of_distribution import FeatureStatistics, LeftOutRows, UnlikeScore
+from vitcli.evaluation.calibration.prediction_sets import LEAST
+from vitcli.evaluation.calibration.results import fitted
+from vitcli.evaluation.calibration.stored import Calibration
+from vitcli.evaluation.calibration.temperature import probabilities
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.features import least_squares
 from vitcli.features.least_squares import has_others
@@ -95,14 +95,14 @@ class OutputPasses:
         return self._known[id(split)][1]
 
 
-def believe(
+def calibrate(
     passes: OutputPasses,
     train: Split,
     split: Split,
     *,
     probe: dict[str, str] | None = None,
     folds: Callable[[], tuple[OutOfFold, str]] | None = None,
-) -> Belief | str:
+) -> Calibration | str:
     """Return what is stored with the weights, or why it is not.
 
     The first process computes, so that all have the same bits.
@@ -122,7 +122,7 @@ def believe(
     return on_main(lambda: of_network(of_train, of_split, split))
 
 
-def of_network(train: Outputs, held_out: Outputs, split: Split) -> Belief | str:
+def of_network(train: Outputs, held_out: Outputs, split: Split) -> Calibration | str:
     """Return what the held-out rows of `split` show of a network that was fitted on others."""
     unlike, num_classes = None, train.logits_NK.shape[1]
     if len(train.labels_N) and len(held_out.labels_N):
@@ -133,22 +133,22 @@ def of_network(train: Outputs, held_out: Outputs, split: Split) -> Belief | str:
         logits_NK = np.concatenate([train.logits_NK, held_out.logits_NK])
         fold_N = np.full(len(labels_N), -1)
         rows = LeftOutRows(features_ND, labels_N, fold_N, is_train_N, ~is_train_N, logits_NK, logits_NK)
-        fold_K = familiar.folds_of_classes(train.labels_N, num_classes=num_classes)
-        score = familiar.left_out_classes(rows, fold_K)
+        fold_K = out_of_distribution.folds_of_classes(train.labels_N, num_classes=num_classes)
+        score = out_of_distribution.left_out_classes(rows, fold_K)
         statistics = _statistics_of(train)
         if statistics is not None:
             distances_M = statistics.distances(held_out.features_ND, shrinkage=score.shrinkage)
             unlike = _Unlike(score, statistics, distances_M, held_out.logits_NK)
     about = (split.name, split.fingerprint)
-    return _belief(held_out.logits_NK, held_out.labels_N, unlike, *about)
+    return _calibration(held_out.logits_NK, held_out.labels_N, unlike, *about)
 
 
-def of_folds(train: Outputs, out_of_fold: OutOfFold, chosen_on: str) -> Belief | str:
+def of_folds(train: Outputs, out_of_fold: OutOfFold, chosen_on: str) -> Calibration | str:
     """Return what the networks of folds show of one that was fitted, as they were, to all images."""
     unlike, distances_M, statistics = None, out_of_fold.distances_M, _statistics_of(train)
     if distances_M is not None and statistics is not None:
         unlike = _Unlike(OF_FOLDS, statistics, distances_M, out_of_fold.logits_MK)
-    return _belief(out_of_fold.logits_MK, out_of_fold.labels_M, unlike, chosen_on, None)
+    return _calibration(out_of_fold.logits_MK, out_of_fold.labels_M, unlike, chosen_on, None)
 
 
 def left_out_of(train: Outputs, held_out: Outputs, rows_M: np.ndarray) -> OutOfFold:
@@ -167,10 +167,10 @@ def _statistics_of(train: Outputs) -> FeatureStatistics | None:
     if not len(train.labels_N):
         return None
     num_classes = train.logits_NK.shape[1]
-    return familiar.statistics_of(train.features_ND, train.labels_N, num_classes=num_classes)
+    return out_of_distribution.statistics_of(train.features_ND, train.labels_N, num_classes=num_classes)
 
 
-def of_probe(train: Outputs, choice: Outputs, *, loss: str, balance: str) -> Belief | str:
+def of_probe(train: Outputs, choice: Outputs, *, loss: str, balance: str) -> Calibration | str:
     """Return what the rows of both splits show of the closed form on them, each left out with its group."""
     features_ND = np.concatenate([train.features_ND, choice.features_ND])
     labels_N = np.append(train.labels_N, choice.labels_N)
@@ -182,7 +182,7 @@ def of_probe(train: Outputs, choice: Outputs, *, loss: str, balance: str) -> Bel
     unlike = _unlike_of_probe(features_ND, labels_N, head, balance=balance, **about)
     chosen_on = "training images, each left out in turn"
     chosen_on += "" if groups_N is None else " with its group"
-    return _belief(*head.left_out, unlike, chosen_on, None)
+    return _calibration(*head.left_out, unlike, chosen_on, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,36 +205,36 @@ def _unlike_of_probe(
     balance: str,
 ) -> _Unlike | None:
     """Return the score that leaving classes out chooses, and rows left out with their group."""
-    statistics = familiar.statistics_of(features_ND, labels_N, num_classes=num_classes)
+    statistics = out_of_distribution.statistics_of(features_ND, labels_N, num_classes=num_classes)
     if statistics is None:
         return None
     logits_NK = np.zeros((len(labels_N), num_classes))
     is_judged_N = has_others(labels_N, groups_N)
     logits_NK[is_judged_N] = head.left_out[0]
     score = UnlikeScore(doubt_weight=1.0)
-    fold_K = familiar.folds_of_classes(labels_N, num_classes=num_classes)
+    fold_K = out_of_distribution.folds_of_classes(labels_N, num_classes=num_classes)
     if fold_K is not None:
         # Scores of each row by the closed form on the classes of other folds, without a refit.
         how = {"num_classes": num_classes, "l2": (head.facts["l2"],), "balance": balance}
         solution = least_squares.solve(features_ND, labels_N, groups_N=fold_K[labels_N], **how)
         of_unknown_NK = head.facts["temperature"] * least_squares.left_out_scores(solution)
-        fold_N = familiar.folds_of_rows(labels_N, groups_N, num_folds=int(fold_K.max()) + 1)
+        fold_N = out_of_distribution.folds_of_rows(labels_N, groups_N, num_folds=int(fold_K.max()) + 1)
         fitted_N = np.ones(len(labels_N), dtype=bool)
         rows = (features_ND, labels_N, fold_N, fitted_N, is_judged_N, logits_NK, of_unknown_NK)
-        score = familiar.left_out_classes(LeftOutRows(*rows), fold_K)
+        score = out_of_distribution.left_out_classes(LeftOutRows(*rows), fold_K)
     how = {"num_classes": num_classes, "groups_N": groups_N, "shrinkage": score.shrinkage}
-    distances_N = familiar.left_out_distances(features_ND, labels_N, **how)
+    distances_N = out_of_distribution.left_out_distances(features_ND, labels_N, **how)
     is_known_N = is_judged_N & ~np.isnan(distances_N)
     return _Unlike(score, statistics, distances_N[is_known_N], logits_NK[is_known_N])
 
 
-def _belief(
+def _calibration(
     logits_MK: np.ndarray,
     labels_M: np.ndarray,
     unlike: _Unlike | None,
     chosen_on: str,
     fingerprint: str | None,
-) -> Belief | str:
+) -> Calibration | str:
     if len(labels_M) < LEAST:
         return f"they take {LEAST} images that were not trained on, and there are {len(labels_M)}"
     temperature, sets = fitted(logits_MK, labels_M)
@@ -242,12 +242,12 @@ def _belief(
     # Rounded so that no set gets smaller, and no image like those is flagged.
     sets = {level: None if least is None else _rounded_down(least) for level, least in sets.items()}
     about = (points, len(labels_M), chosen_on, fingerprint)
-    stored = Belief(temperature, sets, *about)
+    stored = Calibration(temperature, sets, *about)
     if unlike is None:
         return stored
-    doubts_M = familiar.doubts(probabilities(unlike.logits_MK, temperature=temperature))
+    doubts_M = out_of_distribution.doubts(probabilities(unlike.logits_MK, temperature=temperature))
     score = unlike.score.weighted(unlike.distances_M, doubts_M)
-    chosen = familiar.threshold_of(unlike.distances_M + score.doubt_weight * doubts_M)
+    chosen = out_of_distribution.threshold_of(unlike.distances_M + score.doubt_weight * doubts_M)
     if chosen is None:
         return stored
     distance, flagged = -_rounded_down(-chosen[0]), chosen[1]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.data.loader import Batch
-from vitcli.data.parts.cuts import random_subset
+from vitcli.data.parts.splitting import random_subset
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.distributed import fsdp
@@ -39,7 +39,7 @@ WHOLE = "whole."  # before the names of tensors of the head on all images
 
 
 @dataclass
-class StartWeights:
+class InitialHead:
     """The network before step 1.
 
     Attributes:
@@ -108,7 +108,7 @@ def placed_in_head(layer: ClosedFormHead, head: dict[str, Tensor]) -> dict[str, 
     return fsdp.all_sliced_like(shaped, head)
 
 
-def start_weights(model: nn.Module) -> StartWeights:
+def start_weights(model: nn.Module) -> InitialHead:
     """Describe a network that is not sharded yet; `copy_of` follows once it is in its place.
 
     Raises:
@@ -116,7 +116,7 @@ def start_weights(model: nn.Module) -> StartWeights:
     """
     names = head_names(model)
     backbone = {name: value for name, value in model.state_dict().items() if name not in names}
-    return StartWeights({}, names, digest_of(backbone))
+    return InitialHead({}, names, digest_of(backbone))
 
 
 def head_names(model: nn.Module) -> tuple[str, ...]:

@@ -10,22 +10,22 @@ import numpy as np
 
 from vitcli.data.split import Split
 from vitcli.errors import WeightsError
-from vitcli.evaluation.belief.prediction_sets import (
+from vitcli.evaluation.calibration.prediction_sets import (
     LEVELS,
     SHOWN,
     coverage_and_size,
     sets_at,
     threshold_at,
 )
-from vitcli.evaluation.belief.stored import KEY, Belief
-from vitcli.evaluation.belief.temperature import fitted_temperature, losses, probabilities
+from vitcli.evaluation.calibration.stored import KEY, Calibration
+from vitcli.evaluation.calibration.temperature import fitted_temperature, losses, probabilities
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.statistics import SEED, reliability
 
 
 @dataclass(frozen=True, eq=False)
-class Believed:
-    """What may be believed of the predictions of some images.
+class CalibratedOutputs:
+    """Calibrated outputs for some images.
 
     Attributes:
         probabilities_NK: at the temperature, float64.
@@ -38,8 +38,10 @@ class Believed:
     is_like_N: np.ndarray | None
 
 
-def believed(logits_NK: np.ndarray, features_ND: np.ndarray | None, stored: Belief) -> Believed:
-    """Return what may be believed of images with these outputs.
+def calibrated(
+    logits_NK: np.ndarray, features_ND: np.ndarray | None, stored: Calibration
+) -> CalibratedOutputs:
+    """Return the calibrated outputs for images with these logits and features.
 
     Raises:
         WeightsError: the stored statistics are of another number of features.
@@ -55,11 +57,11 @@ def believed(logits_NK: np.ndarray, features_ND: np.ndarray | None, stored: Beli
                 fix="use the weights as their run wrote them",
             )
         is_like_N = stored.unlike.of(stored.statistics, features_ND, probabilities_NK) <= stored.distance
-    return Believed(probabilities_NK, sets_at(probabilities_NK, stored.sets[SHOWN]), is_like_N)
+    return CalibratedOutputs(probabilities_NK, sets_at(probabilities_NK, stored.sets[SHOWN]), is_like_N)
 
 
 def results_of(
-    predictions: Predictions, stored: Belief | None, split: Split, *, fingerprint: str
+    predictions: Predictions, stored: Calibration | None, split: Split, *, fingerprint: str
 ) -> dict[str, Any]:
     """Return the keys of a result: probabilities at the temperature, and the coverage of prediction sets.
 

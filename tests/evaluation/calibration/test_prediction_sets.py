@@ -7,7 +7,7 @@ from math import ceil
 import numpy as np
 import pytest
 
-from vitcli.evaluation.belief.prediction_sets import (
+from vitcli.evaluation.calibration.prediction_sets import (
     LEAST,
     LEVELS,
     SHOWN,

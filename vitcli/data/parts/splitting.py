@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from vitcli.data import sampler
-from vitcli.data.parts.assignment import GroupCounts, folds_of, held_out_rows
+from vitcli.data.parts.group_assignment import GroupCounts, folds_of, held_out_rows
 from vitcli.data.split import Split
 from vitcli.errors import DataError
 from vitcli.recipe.group_rule import NEAR_DUPLICATES
