@@ -157,9 +157,10 @@ OF_DATA = {
     },
     ("vitcli/data/shards/remote.py", "tests/data/shards/test_rows.py"): {
         "kept ranges are told apart by their beginnings": (
-            "self.stamp, first, last)\n        return",
-            "self.stamp, first)\n        return",
+            "self.key(first, last)",
+            "self.key(first)",
         ),
+        "a shard that has changed": ("self.path, self.size, self.stamp, *part)", "self.path, *part)"),
     },
     ("vitcli/data/shards/webdataset.py", "tests/data/shards/test_rows.py"): {
         "a shard may have more samples than counted": (
@@ -280,12 +281,12 @@ OF_DATA = {
         "a shard that is gone for good is looked for again": ("MISSING = (404, 410)", "MISSING = (404,)"),
     },
     (
-        "vitcli/data/shards/kept_blocks.py",
-        "tests/data/shards/test_rows.py::test_a_link_in_the_place_of_a_kept_block_is_not_followed",
+        "vitcli/data/shards/block_cache.py",
+        "tests/data/shards/test_rows.py::test_blocks_whose_rows_are_taken_are_loaded_each_time_and_the_first_stay",
     ): {
-        "a link in the cache is followed": (
-            "os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC",
-            "os.O_RDONLY | os.O_CLOEXEC",
+        "blocks take the rows of others": (
+            "if int(stamps[row]) in (0, stamp)",
+            "if True",
         ),
     },
     (
@@ -433,10 +434,10 @@ OF_DATA = {
         ),
     },
     (
-        "vitcli/data/shards/kept_blocks.py",
-        "tests/data/shards/test_rows.py::test_blocks_of_the_same_data_make_room_after_a_week_without_use",
+        "vitcli/data/shards/block_cache.py",
+        "tests/data/shards/test_locks.py",
     ): {
-        "blocks of the same data make room after a day": ("SPARED_S = 7 * 86400.0", "SPARED_S = 86400.0"),
+        "processes index the same shard at once": ("with self._one_at_a_time(stamp):", "if True:"),
     },
     (
         "vitcli/data/shards/webdataset.py",

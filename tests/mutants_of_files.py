@@ -442,8 +442,8 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/output/user_cache.py",
-        "tests/output/test_user_cache.py::test_ages_as_people_write_them",
+        "vitcli/cache/user_cache.py",
+        "tests/cache/test_user_cache.py::test_ages_as_people_write_them",
     ): {
         "a week of the cache has five days": (
             '"w": 7 * 86400',

@@ -33,7 +33,7 @@ OF_SCREENS = {
             "missing = max(0.0, LEAST_SPAN - (high - low))",
         ),
     },
-    ("vitcli/output/user_cache.py", "tests/output/test_user_cache.py"): {
+    ("vitcli/cache/user_cache.py", "tests/cache/test_user_cache.py"): {
         "a cache of another user is written to": ("if folder.stat().st_uid != os.geteuid():", "if False:"),
     },
     ("vitcli/output/result_folder.py", "tests/output/test_result_folder.py"): {
@@ -283,8 +283,8 @@ OF_SCREENS = {
         ),
     },
     (
-        "vitcli/output/cache_listing.py",
-        "tests/output/test_user_cache.py::test_what_is_kept_is_what_was_there_without_what_went",
+        "vitcli/cache/listing.py",
+        "tests/cache/test_user_cache.py::test_what_is_kept_is_what_was_there_without_what_went",
     ): {
         "what was deleted is kept": (
             "sum(entry.num_bytes for entry in entries if entry not in deleted)",
@@ -329,8 +329,8 @@ OF_SCREENS = {
         ),
     },
     (
-        "vitcli/output/user_cache.py",
-        "tests/output/test_user_cache.py::test_no_more_is_deleted_than_what_is_too_much",
+        "vitcli/cache/user_cache.py",
+        "tests/cache/test_user_cache.py::test_no_more_is_deleted_than_what_is_too_much",
     ): {
         "a cache of the size to keep loses an entry": (
             "if keep_bytes is not None and used <= keep_bytes:",

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tests.conftest import REPOSITORY
 
-ORDER = ["errors", "io", "recipe", "distributed", "output", "models", "data", "weights", "evaluation",
-         "export", "features", "training", "inspection", "report", "experiments", "bench", "api",
+ORDER = ["errors", "io", "recipe", "distributed", "output", "cache", "models", "data", "weights",
+         "evaluation", "export", "features", "training", "inspection", "report", "experiments", "bench", "api",
          "cli"]  # fmt: skip
 APART = {"training", "inspection", "report"}  # none of them imports another
 DOORS = {"__init__", "__main__", "backbones"}  # of the package itself; they import what they show
-LIGHT = ["io", "distributed.startup", "recipe", "report", "cli", "models.variants", "data.vtab",
+LIGHT = ["io", "distributed.startup", "recipe", "cache", "report", "cli", "models.variants", "data.vtab",
          "evaluation.statistics", "experiments.vtab", "experiments.reproduce",
          "experiments.study"]  # fmt: skip
 HEAVY = {"torch", "torchvision", "timm", "datasets", "accelerate"}

@@ -164,7 +164,7 @@ def test_images_are_kept_where_it_pays(split, mode, visits, has_siblings, place)
     images = ImageCache(mode, has_siblings=has_siblings)
     kept = images.attach(split, visits=visits)
 
-    assert [kept.place for kept in images.kept.values()] == ([place] if place else [])
+    assert [each.place for each in images.placements.values()] == ([place] if place else [])
     assert (kept.cache is not None) == (place in ("memory", "disk"))
     assert (images.line() is None) == (place in (None, "off"))
 

@@ -11,7 +11,7 @@ from vitcli.errors import DataError, VitError
 from vitcli.features import classifiers, least_squares
 from vitcli.features import draws as features_draws
 from vitcli.features.draws import FewshotProblem, mean_and_std
-from vitcli.features.feature_store import StoredFeatures, open_store
+from vitcli.features.feature_store import StoredFeatures, open_beside
 
 GOLDEN = SHARED / "golden"
 ABOUT = json.loads((GOLDEN / "fewshot.json").read_text()) if (GOLDEN / "fewshot.json").is_file() else {}
@@ -26,7 +26,7 @@ def golden(tmp_path_factory):
     stores = {}
     for split in ("train", "test"):
         features, labels = arrays[f"{split}_features"], arrays[f"{split}_labels"]
-        stores[split] = open_store(tmp_path_factory.mktemp("golden") / split, {}, len(labels))
+        stores[split] = open_beside(tmp_path_factory.mktemp("golden") / split, {}, len(labels))
         for rows in np.array_split(np.random.default_rng(0).permutation(len(labels)), 7):
             stores[split].append(rows, labels[rows, None], features[rows], num_logits=0)
     return arrays, stores

@@ -106,7 +106,7 @@ def test_what_an_interrupted_run_with_other_settings_left_is_not_used(photos, wh
 
     outcome = run(*words)
 
-    assert outcome.json["taken_up_rows"] == 0 and "holds other features" in outcome.err
+    assert outcome.json["taken_up_rows"] == 0
     assert out.read_bytes() == whole.read_bytes()
 
 
@@ -269,7 +269,7 @@ def test_the_same_command_again_shows_the_file_and_another_is_refused(photos, wh
     before = whole.read_bytes()
 
     left = whole.with_name(f".tmp-{whole.name}.features")
-    left.touch()  # by a command that was killed at its end
+    left.mkdir()  # by a command that was killed at its end
     again, other = run(*words), run(*words, "--layer", "gap")
     assert not left.exists()
     resampled = run(*words, "--set", "model.posemb_resample=timm")

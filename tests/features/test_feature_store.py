@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import tracemalloc
 
 import numpy as np
@@ -9,17 +10,14 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from vitcli.cache import user_cache
 from vitcli.features.feature_store import (
-    HEAD,
-    MAGIC,
     StoredFeatures,
-    _checksum,
     digest_of,
+    open_beside,
     open_cached,
-    open_store,
     write_safetensors,
 )
-from vitcli.output import user_cache
 
 ABOUT = {"weights": "w", "data": "d"}
 NUM_ROWS, NUM_FEATURES, NUM_LOGITS = 20, 3, 2
@@ -48,8 +46,8 @@ def rows_there(store) -> list[int]:
 
 @pytest.fixture
 def filled(tmp_path):
-    path = tmp_path / "of.features"
-    store = open_store(path, ABOUT, NUM_ROWS)
+    path = tmp_path / "of"
+    store = open_beside(path, ABOUT, NUM_ROWS)
     add(store, 4, 5, 6)
     add(store, 0, 19)
     add(store, 7)
@@ -58,7 +56,7 @@ def filled(tmp_path):
 
 
 def test_rows_come_back_in_any_order_and_over_blocks(filled):
-    store = open_store(filled, ABOUT, NUM_ROWS)
+    store = open_beside(filled, ABOUT, NUM_ROWS)
 
     assert store.notes == [] and store.width == (NUM_FEATURES, NUM_LOGITS, 1)
     assert rows_there(store) == [0, 4, 5, 6, 7, 19]
@@ -69,50 +67,52 @@ def test_rows_come_back_in_any_order_and_over_blocks(filled):
 
 
 def test_more_rows_go_behind_those_that_are_there(filled):
-    store = open_store(filled, ABOUT, NUM_ROWS)
+    store = open_beside(filled, ABOUT, NUM_ROWS)
     add(store, 1, 2)
     store.close()
 
-    assert rows_there(open_store(filled, ABOUT, NUM_ROWS)) == [0, 1, 2, 4, 5, 6, 7, 19]
+    assert rows_there(open_beside(filled, ABOUT, NUM_ROWS)) == [0, 1, 2, 4, 5, 6, 7, 19]
 
 
-def test_a_file_cut_off_anywhere_keeps_its_whole_blocks_and_says_so(filled):
-    content = filled.read_bytes()
-    record = 8 + 8 + 4 * (NUM_FEATURES + NUM_LOGITS)
-    ends = np.cumsum([24 + count * record for count in (3, 2, 1)])
-    ends = ends - ends[-1] + len(content)  # of the blocks in the file
-    whole_blocks = ([], [4, 5, 6], [0, 4, 5, 6, 19])
-    for length in range(1, len(content)):
-        filled.write_bytes(content[:length])
+def files_of(folder):
+    (rows,) = folder.glob("rows-*")
+    return folder / "index", rows
 
-        store = open_store(filled, ABOUT, NUM_ROWS)
 
-        assert rows_there(store) == whole_blocks[int((ends <= length).sum())]
-        cut_between_blocks = length in (*ends, ends[0] - 24 - 3 * record)
-        assert bool(store.notes) != cut_between_blocks
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_file_cut_off_anywhere_keeps_its_whole_rows(filled, tmp_path, number):
+    length = files_of(filled)[number].stat().st_size
+    for at in range(0, length, 40):
+        copy = shutil.copytree(filled, tmp_path / str(at))
+        os.truncate(files_of(copy)[number], at)
+
+        store = open_beside(copy, ABOUT, NUM_ROWS)
+
+        rows = rows_there(store)  # each is held to what was written
+        assert (len(rows) == 6) <= (number == 1 and at > 6 * 64 - 24)
         add(store, 11)
         store.close()
-        assert 11 in rows_there(open_store(filled, ABOUT, NUM_ROWS))
+        assert rows_there(open_beside(copy, ABOUT, NUM_ROWS)) == sorted([*rows, 11])
 
 
 def test_no_changed_byte_is_ever_read_as_a_feature(filled):
-    content = filled.read_bytes()
-    for place in range(len(content)):
-        changed = bytearray(content)
-        changed[place] ^= 0x40
-        filled.write_bytes(changed)
+    for file in files_of(filled):
+        content = file.read_bytes()
+        for place in range(len(content)):
+            changed = bytearray(content)
+            changed[place] ^= 0x40
+            file.write_bytes(changed)
 
-        store = open_store(filled, ABOUT, NUM_ROWS)
-
-        assert len(rows_there(store)) < 6  # each row it still claims is checked there
-        assert len(store.notes) == 1
-        store.close()
+            rows_there(open_beside(filled, ABOUT, NUM_ROWS))  # each row it claims is checked there
+        file.write_bytes(content)
 
 
 def test_features_of_something_else_are_computed_anew(filled):
-    store = open_store(filled, ABOUT | {"data": "other"}, NUM_ROWS)
+    store = open_beside(filled, ABOUT | {"data": "other"}, NUM_ROWS)
 
-    assert rows_there(store) == [] and "holds other features" in store.notes[0]
+    assert rows_there(store) == []
+    add(store, 3)
+    assert rows_there(store) == [3]
 
 
 def test_the_cache_finds_the_same_again_and_nothing_else(tmp_path, monkeypatch):
@@ -141,11 +141,13 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "device"])
-def test_nothing_is_written_through_a_link_in_the_cache(tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize("name", ["index", "lock"])
+def test_nothing_is_written_through_a_link_in_the_cache(tmp_path, monkeypatch, name, kind):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     open_cached(ABOUT, NUM_ROWS).close()
-    (path,), elsewhere = user_cache.cache_folder("features").glob("*.features"), tmp_path / "elsewhere"
-    path.unlink(missing_ok=True)
+    (folder,), elsewhere = user_cache.cache_folder("features").iterdir(), tmp_path / "elsewhere"
+    path = folder / name
+    path.unlink()
     if kind == "pipe":
         os.mkfifo(path)
     else:
@@ -155,41 +157,40 @@ def test_nothing_is_written_through_a_link_in_the_cache(tmp_path, monkeypatch, k
 
     store = open_cached(ABOUT, NUM_ROWS)
     add(store, 3, 1)
-    assert rows_there(store) == [1, 3] and not store.is_kept and len(store.notes) == 1
-    kept = elsewhere.read_bytes() if elsewhere.exists() else None
-    assert kept == (b"precious" if kind == "link" else None)
+    assert rows_there(store) == [1, 3]
+    assert store.is_kept == ((name, kind) == ("lock", "pipe")) and len(store.notes) == 1 - store.is_kept
+    content = elsewhere.read_bytes() if elsewhere.exists() else None
+    assert content == (b"precious" if kind == "link" else None)
 
 
-ODD_HEADS = ["[" * 9_000, "[]", "{}", '{"about": 1}', '{"width": [1, 2]}', '{"width": [-1, "", {}]}']
+@pytest.mark.parametrize("content", [bytes(8), bytes(80), b"\xff" * 12 + bytes(68), b"[]" * 40])
+def test_a_row_of_another_program_is_missing(tmp_path, content):
+    store = open_beside(tmp_path / "x", ABOUT, NUM_ROWS)
+    store.rows.add(3, store._stamp, np.frombuffer(content, np.uint8).reshape(-1, 1, 1))
+    store.close()
+
+    store = open_beside(tmp_path / "x", ABOUT, NUM_ROWS)
+    assert rows_there(store) == [] and store.width is None
 
 
-@pytest.mark.parametrize("head", ODD_HEADS)
-def test_a_header_of_another_program_is_damage(tmp_path, head):
-    if head.startswith('{"width"'):
-        head = head[:-1] + f', "about": {json.dumps(ABOUT)}}}'
-    content = head.encode()
-    (tmp_path / "x").write_bytes(HEAD.pack(MAGIC, _checksum(content), len(content)) + content)
-
-    assert "is damaged or holds other features" in open_store(tmp_path / "x", ABOUT, NUM_ROWS).notes[0]
-
-
-def test_rows_beyond_the_split_are_damage(filled):
-    store = open_store(filled, ABOUT, 7)
-
-    assert [rows for rows in range(7) if store.has(np.array([rows]))[0]] == [4, 5, 6]
-    assert "is damaged from byte" in store.notes[0]
-
-
-def test_a_cache_in_use_is_left_alone(tmp_path, monkeypatch):
+def test_processes_share_what_each_of_them_computes(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = open_cached(ABOUT, NUM_ROWS)
     add(first, 3)
 
     second = open_cached(ABOUT, NUM_ROWS)
 
-    assert rows_there(second) == [] and "another process" in second.notes[0]
+    assert rows_there(second) == [3] and second.notes == []
     add(second, 4)
-    assert (rows_there(first), rows_there(second)) == ([3], [4])
+    assert rows_there(first) == rows_there(second) == [3, 4]
+
+
+def test_features_beside_a_file_are_of_one_process(filled):
+    store = open_beside(filled, ABOUT, NUM_ROWS)
+
+    with pytest.raises(BlockingIOError):
+        open_beside(filled, ABOUT, NUM_ROWS)
+    assert len(rows_there(store)) == 6
 
 
 def test_the_digest_sees_names_shapes_and_every_number():
@@ -203,7 +204,7 @@ def test_the_digest_sees_names_shapes_and_every_number():
 
 
 def test_safetensors_reads_what_is_written(filled, tmp_path):
-    store = open_store(filled, ABOUT, NUM_ROWS)
+    store = open_beside(filled, ABOUT, NUM_ROWS)
     rows = np.array([0, 4, 7])
 
     write_safetensors(
@@ -221,14 +222,14 @@ def test_safetensors_reads_what_is_written(filled, tmp_path):
 def test_memory_does_not_grow_with_the_rows(tmp_path):
     """40 MB of features are taken up, written and read in a few."""
     count, width = 20_000, 512
-    store = open_store(tmp_path / "large", ABOUT, count)
+    store = open_beside(tmp_path / "large", ABOUT, count)
     block = np.ones((1000, width), np.float32)
     tracemalloc.start()
     for first in range(0, count, 1000):
         rows = np.arange(first, first + 1000)
         store.append(rows, rows[:, None], block, num_logits=0)
     store.close()
-    store = open_store(tmp_path / "large", ABOUT, count)
+    store = open_beside(tmp_path / "large", ABOUT, count)
     write_safetensors(tmp_path / "out.safetensors", store, np.arange(count), {})
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

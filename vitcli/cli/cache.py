@@ -21,9 +21,9 @@ def cache_list(printing: Printing) -> int:
 
     What the Hub's own client keeps is elsewhere: hf cache ls.
     """
-    from vitcli.output import cache_listing
+    from vitcli.cache import listing
 
-    return printing.show(cache_listing.list_cache(), cache_listing.list_as_text)
+    return printing.show(listing.list_cache(), listing.list_as_text)
 
 
 @command(app, "clear", example="vit cache clear decoded\nvit cache clear all --older-than 30d --dry-run")
@@ -45,7 +45,7 @@ def cache_clear(
 
     What a running command uses stays. Nothing outside vit's folder is touched, and no link is followed.
     """
-    from vitcli.output import cache_listing
+    from vitcli.cache import listing
 
-    options = cache_listing.ClearOptions(tuple(kinds or ()), older_than, keep, dry_run)
-    return printing.show(cache_listing.clear_cache(options), cache_listing.clear_as_text)
+    options = listing.ClearOptions(tuple(kinds or ()), older_than, keep, dry_run)
+    return printing.show(listing.clear_cache(options), listing.clear_as_text)

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitcli.data import decoded_store, decoding, transforms
-from vitcli.data.decoded_store import FileStore, MemoryStore
+from vitcli.cache import row_store, user_cache
+from vitcli.cache.row_store import RowStore
+from vitcli.data import decoding, transforms
 from vitcli.data.split import Label, Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.distributed import launch
 from vitcli.errors import DataError
-from vitcli.output import user_cache
 from vitcli.output.text import bytes_text
 
 MEMORY_FRACTION = 0.25  # of the free memory; beyond it even a file would be read from the disk each time
@@ -31,7 +31,50 @@ MARGIN = 1.3  # on that estimate, for what may be stored
 SLOW_S = 2.0  # seconds that writing may be behind decoding before it pauses
 UNCHANGED = 1  # the stamp of images in memory whose source has none
 NOT_TABLES = "streamed or too many"
-Store = FileStore | MemoryStore
+
+
+class MemoryStore:
+    """Decoded (H, W, 3) uint8 images by row in the memory of this process, for any number of threads.
+
+    Attributes:
+        num_added: images that are stored.
+        is_full: whether an image had no room.
+        problem: None; see `RowStore`.
+    """
+
+    problem: OSError | None = None
+    is_full = False
+
+    def __init__(self, limit_bytes: float):
+        self.limit_bytes, self.added_bytes = limit_bytes, 0
+        self._images: dict[int, tuple[int, np.ndarray]] = {}
+        self._mutex = threading.Lock()
+
+    @property
+    def num_added(self) -> int:
+        return len(self._images)
+
+    def get(self, row: int, stamp: int) -> np.ndarray | None:
+        """Return the image of a row, to be read only; None if it is not there with this stamp."""
+        stored, pixels_HWC = self._images.get(row, (None, None))
+        return pixels_HWC if stored == stamp else None
+
+    def add(self, row: int, stamp: int, pixels_HWC: np.ndarray) -> bool:
+        """Store the image of a row; return whether there was room."""
+        with self._mutex:
+            if self.added_bytes + pixels_HWC.nbytes > self.limit_bytes:
+                self.is_full = True
+                return False
+            self.added_bytes += pixels_HWC.nbytes
+        # A part of a larger array would keep all of it in memory.
+        self._images[row] = stamp, pixels_HWC if pixels_HWC.base is None else pixels_HWC.copy()
+        return True
+
+    def close(self) -> None:
+        """Do nothing; see `RowStore`."""
+
+
+Store = RowStore | MemoryStore
 
 
 class CachedRows:
@@ -90,7 +133,7 @@ class SplitCache:
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachePlacement:
     """Where the images of a split are kept, and why not.
 
     Attributes:
@@ -130,8 +173,8 @@ class ImageCache:
         self.mode, self.has_siblings, self.num_runs = mode, has_siblings or processes_here > 1, num_runs
         self.free_bytes = 0.0 if mode == "off" else launch.free_bytes() * MEMORY_FRACTION
         self.memory_left = self.free_bytes / processes_here
-        self.kept: dict[str, Kept] = {}  # by the name of a split
-        self._stores: dict[str, tuple[Store, Kept]] = {}
+        self.placements: dict[str, CachePlacement] = {}  # by the name of a split
+        self._stores: dict[str, tuple[Store, CachePlacement]] = {}
         if mode != "off":
             user_cache.asked_limit()  # refuses a limit that is none
 
@@ -145,18 +188,18 @@ class ImageCache:
         if self.mode == "off" or not len(split):
             return split
         if split.is_large:
-            self.kept.setdefault(split.name, Kept("off", reason=NOT_TABLES))
+            self.placements.setdefault(split.name, CachePlacement("off", reason=NOT_TABLES))
             return split
         whole, rows_of = split.whole or (split, None)
         about = _about(whole, preprocessing)
-        name = decoded_store.name_of(about)
+        name = row_store.name_of(about)
         if name not in self._stores:
-            store, kept = self._open(split, whole, about, visits=visits * self.num_runs)
+            store, placement = self._open(split, whole, about, visits=visits * self.num_runs)
             if store is None:
-                self.kept.setdefault(split.name, kept)
+                self.placements.setdefault(split.name, placement)
                 return split
-            self._stores[name] = store, kept
-        store, self.kept[split.name] = self._stores[name]
+            self._stores[name] = store, placement
+        store, self.placements[split.name] = self._stores[name]
         rows_N = rows_of(np.arange(len(split))) if rows_of else None
         rows = CachedRows(store, rows_N, whole.stamp_of or (lambda row: UNCHANGED))
         before = split.cache or SplitCache()
@@ -168,15 +211,15 @@ class ImageCache:
 
     def line(self) -> str | None:
         """Return one line on all splits, None if there is nothing to say."""
-        if not self.kept or all(kept.reason == ONCE for kept in self.kept.values()):
+        if not self.placements or all(placement.reason == ONCE for placement in self.placements.values()):
             return None
         # Of "photos, split train" the split will do.
-        lines = [f"{name.partition(', split ')[2] or name} {kept}" for name, kept in self.kept.items()]
+        lines = [f"{name.partition(', split ')[2] or name} {each}" for name, each in self.placements.items()]
         return f"decoded images (data.cache): {'; '.join(lines)}"
 
     def record(self) -> dict[str, Any]:
         """Return what is kept, for timing.jsonl."""
-        return {name: asdict(kept) for name, kept in self.kept.items()}
+        return {name: asdict(placement) for name, placement in self.placements.items()}
 
     def num_added(self) -> int:
         """Return how many images this process has decoded and kept."""
@@ -195,26 +238,26 @@ class ImageCache:
 
     def _open(
         self, split: Split, whole: Split, about: dict[str, Any], *, visits: float
-    ) -> tuple[Store | None, Kept]:
+    ) -> tuple[Store | None, CachePlacement]:
         """Open the store for a split in the first of the places that `_places` names."""
         bytes_each = _bytes_of_one(split, about)
         if bytes_each is None:
-            return None, Kept("off", reason="no image of the first ones can be read")
+            return None, CachePlacement("off", reason="no image of the first ones can be read")
         need, of_whole = int(bytes_each * len(split)), bytes_each * len(whole) * MARGIN
         places, reason = self._places(whole, about, need, visits)
         for place in places:
             try:
                 if place == "disk":
                     room = int(min(user_cache.room_for_more(), of_whole))
-                    store = decoded_store.open_store(about, len(whole), limit_bytes=room)
+                    store = row_store.open_cached("decoded", about, len(whole), limit_bytes=room)
                 else:
                     room = int(min(self.memory_left, of_whole))
                     store = MemoryStore(room)
                     self.memory_left = max(0.0, self.memory_left - need)
-                return store, Kept(place, need, room)
+                return store, CachePlacement(place, need, room)
             except OSError as error:
                 reason = error.strerror or str(error)
-        return None, Kept("off", need, reason=reason)
+        return None, CachePlacement("off", need, reason=reason)
 
     def _places(self, whole: Split, about: dict[str, Any], need: int, visits: float) -> tuple[list[str], str]:
         """Return the places to try in this order, and the reason if there is none."""
@@ -223,7 +266,7 @@ class ImageCache:
             return ["memory"], ""
         if self.mode == "disk":
             return (["disk"], "") if has_stamps else ([], "its source does not say when it changes")
-        if has_stamps and decoded_store.is_stored(about):
+        if has_stamps and row_store.is_stored("decoded", about):
             return ["disk"], ""
         if visits < 2:
             return [], ONCE

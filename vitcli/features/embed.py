@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from vitcli.errors import MachineError, VitError
 from vitcli.evaluation.inference import nothing_decoded
 from vitcli.evaluation.setup import RunSettings, open_eval_split, read_checkpoint
 from vitcli.features.extract import ExtractedFeatures, FeatureExtractor, extract, open_extractor
-from vitcli.features.feature_store import FeatureStore, name_of, open_store, write_safetensors
+from vitcli.features.feature_store import FeatureStore, name_of, open_beside, write_safetensors
 from vitcli.output import text
 from vitcli.output.atomic import TEMPORARY, check_out, replace_file
 from vitcli.recipe.request import RecipeRequest
@@ -47,16 +48,17 @@ def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool)
     metadata = _metadata(extractor, images, with_logits=with_logits)
 
     # A file of the same request stays as it is.
-    partial_file = out.with_name(f"{TEMPORARY}{out.name}.features")
+    partial_folder = out.with_name(f"{TEMPORARY}{out.name}.features")
     if runtime.on_main(out.exists) and not run.overwrite:
         runtime.on_main(lambda: _check_same(out, metadata))
-        runtime.on_main(lambda: partial_file.unlink(missing_ok=True))  # of a command killed at its end
+        # Of a command killed at its end.
+        runtime.on_main(lambda: shutil.rmtree(partial_folder, ignore_errors=True))
         runtime.shutdown()
         return about_images | _result(out, num_processes=runtime.world_size) if runtime.is_main else {}
 
     # All processes extract features, the first one writes the file.
     began_at = time.perf_counter()
-    rows_N, open_partial = np.arange(len(images)), partial(_open_beside, partial_file)
+    rows_N, open_partial = np.arange(len(images)), partial(_open_beside, partial_folder)
     computed = extract(extractor, images, rows_N, open_partial, with_logits=with_logits)
     runtime.shutdown()
     store = computed.store
@@ -73,7 +75,7 @@ def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool)
     metadata |= {"skipped_images": json.dumps(computed.skipped), "paths": paths}
     metadata |= {"has_labels": json.dumps(has_labels)}
     replace_file(out, lambda path: write_safetensors(path, store, rows_N, metadata, has_labels=has_labels))
-    partial_file.unlink(missing_ok=True)
+    shutil.rmtree(partial_folder, ignore_errors=True)
     store.close()
     result = _result(out, num_processes=runtime.world_size, computed=computed)
     return result | about_images | {"elapsed_s": time.perf_counter() - began_at}
@@ -105,16 +107,16 @@ def _check_same(out: Path, metadata: dict[str, str]) -> None:
         raise VitError(f"{out} already exists, {content}", where=f"--out {out}", fix=fix)
 
 
-def _open_beside(path: Path, about: dict[str, Any], num_rows: int) -> FeatureStore:
+def _open_beside(folder: Path, about: dict[str, Any], num_rows: int) -> FeatureStore:
     try:
-        return open_store(path, about, num_rows)
+        return open_beside(folder, about, num_rows)
     except BlockingIOError as error:
         fix = "wait for it, or choose another file with --out"
-        raise MachineError("another process is writing this file", where=str(path), fix=fix) from error
+        raise MachineError("another process is writing this file", where=str(folder), fix=fix) from error
     except OSError as error:
         problem = f"the file cannot be written: {error.strerror}"
         fix = "choose another folder with --out, or change its permissions"
-        raise MachineError(problem, where=str(path), fix=fix) from error
+        raise MachineError(problem, where=str(folder), fix=fix) from error
 
 
 def _metadata(extractor: FeatureExtractor, split: Split, *, with_logits: bool) -> dict[str, str]:

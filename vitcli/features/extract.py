@@ -234,8 +234,6 @@ def fill_store(
                     numbers, values = numbers_NI[is_row_N].numpy(), outputs_NO[is_row_N].numpy()
                     store.append(numbers[:, 0], numbers[:, 1:], values, num_logits=num_logits)
         next(outputs, None)  # progress counts a batch when the next one is requested
-    if store is not None:
-        store.sync()
     return skipped
 
 

@@ -1,9 +1,11 @@
-"""Files of anyone, read without waiting for a pipe, and without filling the memory."""
+"""Files of anyone, read without waiting for a pipe and without filling the memory; locks of processes."""
 
 import errno
+import fcntl
 import json
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,6 +13,7 @@ MOST_TEXT_BYTES = 2**26  # of a file of settings or results; as text it may take
 MOST_VALUES = 2_000_000  # of JSON: each takes up to 100 bytes
 MOST_BYTES = 2**30  # of an image
 HARD_LINK = "a hard link"
+RETRY_S = 0.02  # between tries to get a lock
 
 
 def open_regular(path: str | Path) -> BinaryIO:
@@ -81,3 +84,28 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         return json.loads(text, **options)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def lock_file(path: Path, *, is_shared: bool = False, wait_s: float = 0.0) -> BinaryIO:
+    """Open a file, made if missing, and lock it until it is closed or this process ends, however it ends.
+
+    Raises:
+        BlockingIOError: another process has held the lock for `wait_s`.
+        OSError: it cannot be opened, or its file system has no locks.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    kind, until = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX, time.monotonic() + wait_s
+    while True:
+        file = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file.fileno()), os.lstat(path)):
+                return file
+        except FileNotFoundError:  # its owner has deleted it in between; lock the new one then
+            pass
+        except OSError as error:
+            if not isinstance(error, BlockingIOError) or time.monotonic() >= until:
+                file.close()
+                raise
+        file.close()
+        time.sleep(RETRY_S)

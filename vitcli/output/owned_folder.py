@@ -1,6 +1,5 @@
 """A folder that a command owns: locked while it is written, cleared of nothing but the command's files."""
 
-import fcntl
 import os
 import re
 import shlex
@@ -13,10 +12,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import count
 from pathlib import Path
-from typing import IO, TextIO
+from typing import BinaryIO
 
 from vitcli.errors import MachineError, VitError
-from vitcli.io.files import HARD_LINK, irregularity
+from vitcli.io.files import HARD_LINK, irregularity, lock_file, read_regular
 from vitcli.output import atomic
 
 LOCKS = ".vit*.lock"  # of all commands
@@ -72,14 +71,9 @@ class OwnedFolder:
         """
         self.make(held)
         self.refuse_links()
-        file = self.path / self.lock
-        while True:
-            lock = held.enter_context(self._locked(file))
-            # A process that ended in between has deleted the file it had locked; lock the new one then.
-            if file.exists() and os.path.samestat(os.fstat(lock.fileno()), file.stat()):
-                break
+        held.enter_context(self._locked())
         if self.lock != self.marker:
-            held.callback(file.unlink, missing_ok=True)
+            held.callback((self.path / self.lock).unlink, missing_ok=True)
 
     def refuse_links(self, *, is_inside: bool = False) -> None:
         """Refuse links, pipes and devices under the names that the command writes: it would follow them.
@@ -115,17 +109,13 @@ class OwnedFolder:
         for name in self.files:
             (self.path / name).unlink(missing_ok=True)
 
-    def _locked(self, file: Path) -> TextIO:
-        """Open a file with an advisory lock on it; the file names its owner."""
+    def _locked(self) -> BinaryIO:
+        """Return the open, locked lock of the folder, which names its owner."""
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            lock = os.fdopen(os.open(file, flags, 0o666), "r+")
-            lock_open_file(lock)
+            lock = lock_file(self.path / self.lock)
         except BlockingIOError:
-            with lock:
-                owner = _owner_named_in(lock)
             raise MachineError(
-                f"another {self.noun} is writing this folder: {owner}",
+                f"another {self.noun} is writing this folder: {_owner_named_in(self.path / self.lock)}",
                 where=f"--out {self.path}",
                 fix="wait for it, stop it, or choose another folder with --out",
             ) from None
@@ -136,26 +126,16 @@ class OwnedFolder:
                 fix="choose another folder with --out, or correct its permissions",
             ) from error
         lock.truncate(0)
-        lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
-        lock.flush()
+        lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n".encode())
         return lock
 
 
-def lock_open_file(file: IO) -> None:
-    """Lock a file against other processes until it is closed, or this process ends, however it ends.
-
-    Raises:
-        BlockingIOError: another process has locked it.
-    """
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _owner_named_in(lock: TextIO) -> str:
+def _owner_named_in(lock: Path) -> str:
     """Return who holds a lock; for a moment its file still names an owner that has died, or nobody."""
-    until = time.monotonic() + NAMED_WITHIN_S
+    owner, until = "", time.monotonic() + NAMED_WITHIN_S
     while time.monotonic() < until:
-        lock.seek(0)
-        owner = lock.read().strip()
+        with suppress(OSError):  # its owner has just ended
+            owner = read_regular(lock).decode(errors="replace").strip()
         if owner and not _has_ended(owner):
             return owner
         time.sleep(0.01)

@@ -251,7 +251,7 @@ class TrainingRun:
         write_config(path, self.job.start.arch, **described)
         if described["class_names"]:
             self.folder.write_text(run_folder.CLASSES, lines_of(described["class_names"]))
-        if self.job.images.kept:
+        if self.job.images.placements:
             self.folder.log_timing({"decoded_images": self.job.images.record()})
         show = self.job.progress.detail if options.title else self.job.progress.note
         show(f"{notes.of_length(self.job.plan, self.recipe)}, into {path}")

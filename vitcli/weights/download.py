@@ -21,12 +21,11 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import Request, urlopen
 
-from filelock import FileLock
-
 from vitcli import __version__
+from vitcli.cache import user_cache
 from vitcli.errors import MachineError, VitError, WeightsError, reason_of
+from vitcli.io.files import lock_file
 from vitcli.io.http import watch_hub
-from vitcli.output import user_cache
 from vitcli.output.atomic import digest_of_file, load_json, sync
 from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name
@@ -78,7 +77,7 @@ def fetch_address(address: str, progress: Progress) -> Path:
     with _disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         user_cache.hold(path.parent)
-        with FileLock(f"{path}.lock"):
+        with lock_file(path.with_name(f"{path.name}.lock"), wait_s=float("inf")):
             if not path.is_file():  # another process may have downloaded it meanwhile
                 _Download(address, path, progress).run()
     return path

@@ -11,12 +11,12 @@ from tests.data.shards.test_hub_streaming import tar
 from tests.data.shards.test_streaming import STREAMED, picture
 from tests.http_server import Files, Trouble, serving
 from tests.training.test_finetune import fingerprint
+from vitcli.cache import user_cache
 from vitcli.data.dataset import DataSet
 from vitcli.data.shards import remote
 from vitcli.errors import MachineError
 from vitcli.io import http
 from vitcli.io.http import WrongAnswer, check_range
-from vitcli.output import user_cache
 
 # How a server fails for good, and the words of the error.
 FOREVER = {

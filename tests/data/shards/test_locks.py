@@ -6,20 +6,26 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from filelock import FileLock
 
 from tests.data.shards.test_rows import Far, expected, opened, parquet, rows, samples, tar
 from tests.data.shards.test_rows import (
     _places as _places,  # the stand-in for a remote place, for every test here
 )
-from vitcli.data.shards import webdataset
+from vitcli.cache import row_store
+from vitcli.data.shards import block_cache
 from vitcli.errors import MachineError
+from vitcli.io.files import lock_file
 
 
-def kept_index(cache):
-    (kept,) = cache.rglob("*.npz")
-    return kept
+def damage_blocks(cache):
+    """Damage all that is stored of shards; return the lock of the one block."""
+    (rows,) = cache.rglob("rows-*")
+    rows.write_bytes(bytes(rows.stat().st_size))
+    (index,) = cache.rglob("index")
+    stamps = np.frombuffer(index.read_bytes(), np.uint64)[:: row_store.RECORD_BYTES // 8]
+    return index.with_name(f"{int(stamps.max()):016x}.lock")
 
 
 @pytest.fixture
@@ -66,18 +72,17 @@ def test_an_index_that_another_cannot_make_is_made_by_the_next(monkeypatch):
 def test_a_lock_that_is_never_let_go_is_not_waited_for_for_ever(cache, monkeypatch):
     url = tar("far://pets/0.tar", samples(range(4)))
     opened(url)
-    kept = kept_index(cache)
-    kept.unlink()
-    monkeypatch.setattr(webdataset, "LOCK_WAIT_S", 0.2)
-    with FileLock(kept.with_suffix(".lock")):
+    monkeypatch.setattr(block_cache, "LOCK_WAIT_S", 0.2)
+    with lock_file(damage_blocks(cache)):
         split = opened(url)
 
     assert rows(split) == expected(range(4))
-    assert kept.exists()
+    Far.reads.clear()
+    opened(url)
+    assert not Far.reads  # the index was stored
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-@pytest.mark.filterwarnings("ignore:flock not supported")
 def test_a_file_system_without_locks_costs_time_only(cache, monkeypatch, number):
     def refuse(*_):
         raise OSError(number, "no locks here")
@@ -88,16 +93,13 @@ def test_a_file_system_without_locks_costs_time_only(cache, monkeypatch, number)
     assert rows(opened(url)) == expected(range(4))
     Far.reads.clear()
     opened(url)
-    assert not Far.reads  # the index was kept
+    assert not Far.reads  # the index was stored
 
 
 def test_a_lock_file_that_cannot_be_opened_costs_time_only(cache):
     url = tar("far://pets/0.tar", samples(range(4)))
     opened(url)
-    kept = kept_index(cache)
-    kept.unlink()
-    kept.with_suffix(".lock").unlink(missing_ok=True)
-    kept.with_suffix(".lock").mkdir()
+    damage_blocks(cache).mkdir()
 
     assert rows(opened(url)) == expected(range(4))
 

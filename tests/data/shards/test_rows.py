@@ -10,6 +10,8 @@ import shutil
 import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,14 +24,15 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
+from vitcli.cache import user_cache
 from vitcli.data.columns import PATHS
-from vitcli.data.shards import remote, webdataset
+from vitcli.data.shards import block_cache, remote, webdataset
+from vitcli.data.shards.block_cache import StoredBlocks
 from vitcli.data.shards.paths import find_shards
 from vitcli.data.shards.remote import BlockCache, RangeReader, locate
 from vitcli.data.shards.rows import _index_of, _Shards, open_shards
 from vitcli.data.split import Split
 from vitcli.errors import DataError, MachineError
-from vitcli.output import user_cache
 
 NAMES = ["ant", "bee", "cat"]
 
@@ -501,8 +504,9 @@ def test_what_an_earlier_epoch_or_command_read_is_not_downloaded_again(write, mo
 
     assert [*map(opened(*urls).read_row, range(18))] == found and Far.reads == []
     # A damaged block is read again, and so is a shard that has changed.
-    for block in user_cache.cache_folder("shards").glob("*.block"):
-        block.write_bytes(block.read_bytes()[:-30] + bytes(30))
+    for blocks in user_cache.cache_folder("shards").glob("*/rows-*"):
+        with blocks.open("r+b") as file:
+            file.write(bytes(2**20))
     assert [*map(opened(*urls).read_row, range(18))] == found and len(Far.reads) >= 2
     Far.reads.clear()
     write(1)
@@ -511,16 +515,16 @@ def test_what_an_earlier_epoch_or_command_read_is_not_downloaded_again(write, mo
 
 
 def test_blocks_beyond_the_limit_are_downloaded_each_time_and_those_that_came_first_stay(monkeypatch):
-    urls = [tar(f"far://pets/{number}.tar", samples(range(9))) for number in range(4)]
+    urls = [tar(f"far://pets/{number}.tar", samples(range(90))) for number in range(4)]
     size = Far.store["/pets/0.tar"].size
     monkeypatch.setenv("VIT_CACHE_LIMIT", str(int(2.9 * size)))
     for _ in range(2):
-        found = [*map(opened(*urls, cache_bytes=2 * size).read_row, range(36))]
+        found = [*map(opened(*urls, cache_bytes=2 * size).read_row, range(360))]
 
-    kept = sum(entry.num_bytes for entry in user_cache.all_entries(["shards"]) if entry.is_bounded)
-    assert size < kept <= 2.9 * size
+    kept = sum(entry.num_bytes for entry in user_cache.all_entries(["shards"]))
+    assert size < kept <= 2.9 * size + 50_000  # of its index
     Far.reads.clear()
-    assert [*map(opened(*urls).read_row, range(36))] == found
+    assert [*map(opened(*urls).read_row, range(360))] == found
     assert 0 < len({path for path, *_ in Far.reads}) < 4
 
 
@@ -648,16 +652,15 @@ def test_the_index_of_a_shard_is_made_once_and_anew_when_the_shard_changes():
 def test_the_kept_index_of_a_local_shard_is_keyed_by_what_changes_with_it(tmp_path):
     url = tar(tmp_path / "0.tar", samples(range(3)))
     opened(url)
-    (kept,) = (tmp_path / "cache").rglob("*.npz")
-    written = kept.stat().st_mtime_ns
+    stored = list((tmp_path / "cache").rglob("rows-*"))
     opened(url)
-    assert kept.stat().st_mtime_ns == written
+    assert list((tmp_path / "cache").rglob("rows-*")) == stored and len(stored) == 1
 
-    kept.write_bytes(b"damaged")
+    stored[0].write_bytes(b"damaged")
     assert rows(opened(url)) == expected(range(3))
     os.utime(url, ns=(1, 1))
     opened(url)
-    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 2
+    assert len(list((tmp_path / "cache").rglob("rows-*"))) == 3
 
 
 def test_a_cache_folder_that_cannot_be_written_to_costs_time_only(tmp_path, monkeypatch):
@@ -698,10 +701,10 @@ def test_a_file_that_counts_wrongly_is_found_out(count):
 
 def test_ranges_that_begin_alike_are_kept_apart():
     put("far://pets/0.tar", bytes(range(100)))
-    file = locate("far://pets/0.tar")
+    file = locate("far://pets/0.tar", StoredBlocks("pets"))
     wanted = [(0, 10), (0, 20), (5, 20), (0, 10)]
 
-    assert [file.read_kept(*ends) for ends in wanted] == [bytes(range(*ends)) for ends in wanted]
+    assert [file.read_cached(*ends) for ends in wanted] == [bytes(range(*ends)) for ends in wanted]
 
 
 def test_shards_of_equal_names_and_counts_but_other_sizes_are_other_data(tmp_path):
@@ -1102,11 +1105,12 @@ def test_every_row_is_in_one_block_and_no_other_row_in_any():
             _index_of(starts, row)
 
 
-def test_bytes_of_a_server_that_never_tells_of_a_change_are_not_kept(monkeypatch):
-    monkeypatch.setattr(remote, "kept_block", lambda *args: pytest.fail("it may change unseen"))
-    file = SimpleNamespace(is_local=False, stamp="", read=lambda first, last: bytes(range(first, last)))
+def test_bytes_of_a_server_that_never_tells_of_a_change_are_not_kept():
+    put("far://pets/0.tar", bytes(range(100)))
+    blocks = SimpleNamespace(get=lambda *_: pytest.fail("it may change unseen"))
+    file = replace(locate("far://pets/0.tar", blocks), stamp="")
 
-    assert remote.ShardFile.read_kept(file, 3, 6) == b"\x03\x04\x05"
+    assert file.read_cached(3, 6) == b"\x03\x04\x05"
 
 
 class Refused(Exception):
@@ -1166,15 +1170,15 @@ def test_a_failure_of_this_disk_is_not_tried_again():
 
 def test_a_link_in_the_place_of_a_kept_block_is_not_followed(tmp_path):
     put("far://pets/0.tar", bytes(range(100)))
-    file = locate("far://pets/0.tar")
-    file.read_kept(0, 9)
-    (block,) = user_cache.cache_folder("shards").glob("*.block")
+    locate("far://pets/0.tar", StoredBlocks("pets")).read_cached(0, 9)
+    (block,) = user_cache.cache_folder("shards").glob("*/rows-*")
     block.rename(tmp_path / "elsewhere")
     block.symlink_to(tmp_path / "elsewhere")
-    Far.reads.clear()
 
-    assert file.read_kept(0, 9) == bytes(range(9)) and len(Far.reads) == 1
-    assert not block.is_symlink()  # what was read again has taken its place
+    for count in (1, 0):  # what was read again has taken its place
+        Far.reads.clear()
+        file = locate("far://pets/0.tar", StoredBlocks("pets"))
+        assert file.read_cached(0, 9) == bytes(range(9)) and len(Far.reads) == count
 
 
 def test_a_shard_of_no_samples_by_its_count_file_is_not_read():
@@ -1250,19 +1254,37 @@ def test_without_the_network_the_hub_is_asked_once():
     assert calls == [1] and caught.value.fix.startswith("unset HF_HUB_OFFLINE")
 
 
-@pytest.mark.parametrize(("days", "is_spared"), [(6.9, True), (7.1, False)])
-def test_blocks_of_the_same_data_make_room_after_a_week_without_use(monkeypatch, days, is_spared):
-    put("far://pets/0.tar", bytes(range(200)))
-    file = locate("far://pets/0.tar")
-    monkeypatch.setenv("VIT_CACHE_LIMIT", str(100 + 16))
-    file.read_kept(0, 90)
-    (block,) = user_cache.cache_folder("shards").glob("*.block")
-    last_used = time.time() - days * 86400
-    os.utime(block, (last_used, last_used))
+def test_data_sets_that_nobody_reads_make_room_and_those_that_are_read_do_not(monkeypatch):
+    put("far://pets/0.tar", bytes(range(200)) * 500)
+    first, second = StoredBlocks("pets"), StoredBlocks("birds")
+    monkeypatch.setenv("VIT_CACHE_LIMIT", "150000")
+    locate("far://pets/0.tar", first).read_cached(0, 90_000)
 
-    assert file.read_kept(90, 180) == bytes(range(90, 180))
-    assert block.exists() == is_spared
-    assert len(list(user_cache.cache_folder("shards").glob("*.block"))) == 1
+    locate("far://pets/0.tar", second).read_cached(0, 90_000)
+    assert first.folder.exists() and second.get("key", lambda: b"new") == b"new"
+    first._rows.close()
+    third = StoredBlocks("birds")
+    locate("far://pets/0.tar", third).read_cached(0, 90_000)
+    assert not first.folder.exists()
+    Far.reads.clear()
+    locate("far://pets/0.tar", third).read_cached(0, 90_000)
+    assert Far.reads == []
+
+
+def test_blocks_whose_rows_are_taken_are_loaded_each_time_and_the_first_stay(monkeypatch):
+    monkeypatch.setattr(block_cache, "NUM_ROWS", 8)
+    blocks, loaded = StoredBlocks("pets"), []
+
+    def load(key: int) -> bytes:
+        loaded.append(key)
+        return f"{key}".encode()
+
+    for _ in range(2):
+        for key in range(100):
+            assert blocks.get(key, partial(load, key)) == f"{key}".encode()
+
+    assert loaded[:100] == list(range(100))
+    assert len(loaded[100:]) == 92
 
 
 def test_a_count_is_believed_up_to_what_the_bytes_of_a_shard_can_hold():

@@ -55,7 +55,7 @@ def _digest_of(footer: pq.FileMetaData) -> str:
 def read_footer(file: ShardFile) -> tuple[pq.FileMetaData, int]:
     """Return the footer and its approximate bytes in memory."""
     with reading(file.url):
-        footer = pq.ParquetFile(RangeReader(file, is_kept=True)).metadata
+        footer = pq.ParquetFile(RangeReader(file, is_cached=True)).metadata
     return footer, FOOTER_IN_MEMORY * footer.serialized_size
 
 
@@ -109,7 +109,7 @@ def read_column(file: ShardFile, name: str, *, columns: Columns, footer: pq.File
 
 def _open(file: ShardFile, footer: pq.FileMetaData) -> pq.ParquetFile:
     return pq.ParquetFile(
-        RangeReader(file, is_kept=True), metadata=footer, pre_buffer=True, page_checksum_verification=True
+        RangeReader(file, is_cached=True), metadata=footer, pre_buffer=True, page_checksum_verification=True
     )
 
 

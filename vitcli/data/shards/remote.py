@@ -18,7 +18,7 @@ from typing import BinaryIO, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from vitcli.data.shards.kept_blocks import kept_block
+from vitcli.data.shards.block_cache import StoredBlocks
 from vitcli.errors import DataError, MachineError, VitError, is_of_machine, reason_of
 from vitcli.io import http
 from vitcli.io.http import ETAG, MODIFIED
@@ -51,6 +51,7 @@ class ShardFile:
         fs, path: its file system, and its path there.
         size: in bytes.
         stamp: changes when the file does; empty if the file system gives nothing that does.
+        blocks: where what is read of it is stored; None for nowhere.
     """
 
     url: str
@@ -58,6 +59,7 @@ class ShardFile:
     path: str
     size: int
     stamp: str
+    blocks: StoredBlocks | None = None
 
     @property
     def shown(self) -> str:
@@ -87,12 +89,20 @@ class ShardFile:
             fix = "restore the shard as it was, then start the same command again"
             raise MachineError(error.message, where=error.where, fix=fix) from error
 
-    def read_kept(self, first: int, last: int) -> bytes:
+    def read_cached(self, first: int, last: int) -> bytes:
         """As `read`; the bytes of a remote shard stay in the user's cache as long as it does not change."""
-        if self.is_local or not self.stamp:
+        if self.is_local or not self.is_cached:
             return self.read(first, last)
-        key = (self.url, self.path, self.size, self.stamp, first, last)
-        return kept_block(self.url.rpartition("/")[0], key, lambda: self.read(first, last))
+        return self.blocks.get(self.key(first, last), lambda: self.read(first, last))
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether what is read of it may be stored: a change of the shard would be noticed."""
+        return self.blocks is not None and bool(self.stamp)
+
+    def key(self, *part: Hashable) -> Hashable:
+        """Return the key of something that is read of this version of the shard."""
+        return (self.url, self.path, self.size, self.stamp, *part)
 
     def open(self) -> BinaryIO:
         """Open a seekable stream: cheap if only headers are read, few requests if the shard is remote."""
@@ -102,11 +112,11 @@ class ShardFile:
 
 
 class RangeReader(io.RawIOBase):
-    """A file object whose every read is one range request, or with `is_kept` a block of the user's cache."""
+    """A file object whose every read is one range request, or with `is_cached` one from the user's cache."""
 
-    def __init__(self, file: ShardFile, *, is_kept: bool = False):
+    def __init__(self, file: ShardFile, *, is_cached: bool = False):
         self.file, self.position = file, 0
-        self._read_range = file.read_kept if is_kept else file.read
+        self._read_range = file.read_cached if is_cached else file.read
 
     def readable(self) -> bool:
         return True
@@ -216,8 +226,11 @@ class Contents:
     structure: str = ""
 
 
-def locate(url: str) -> ShardFile:
+def locate(url: str, blocks: StoredBlocks | None = None) -> ShardFile:
     """Find a shard and its size.
+
+    Args:
+        blocks: of its data set.
 
     Raises:
         DataError: it does not exist, is not a plain file, or its size is unknown.
@@ -231,7 +244,7 @@ def locate(url: str) -> ShardFile:
             fix="name .parquet or .tar files, on a server that gives their length",
         )
     stamp = next((str(info[key]) for key in STAMPS if info.get(key)), "")
-    return ShardFile(url, fs, path, info["size"], stamp)
+    return ShardFile(url, fs, path, info["size"], stamp, blocks)
 
 
 def file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from vitcli.data.shards import parquet, webdataset
+from vitcli.data.shards.block_cache import StoredBlocks
 from vitcli.data.shards.paths import kind_of
 from vitcli.data.shards.remote import (
     BlockCache,
@@ -64,7 +65,8 @@ def open_shards(
     # Rows and columns of each shard, from footers and indices, a few shards side by side.
     _check_one_split(urls, name)
     kind = kind_of(urls[0])
-    files = each(locate, urls)
+    blocks = StoredBlocks(shown(urls[0].rpartition("/")[0]))
+    files = each(partial(locate, blocks=blocks), urls)
     columns_named = dict(image_column=image_column, label_column=label_column)
     if kind == ".parquet":
         contents = each(partial(parquet.inspect_file, **columns_named), files)

@@ -5,29 +5,25 @@ Members whose path is the same up to the first dot of the file name are one samp
 and never a path; links, devices and folders are ignored; nothing is ever unpacked.
 """
 
+import io
 import json
 import posixpath
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
-from pathlib import Path
 
 import numpy as np
 import xxhash
-from filelock import FileLock
 
 from vitcli.data.columns import PATHS
 from vitcli.data.decoding import IMAGE_SUFFIXES
 from vitcli.data.shards.paths import compressed
 from vitcli.data.shards.remote import Columns, Contents, RowOf, ShardFile, file_name, unreadable
-from vitcli.errors import DataError, MachineError, VitError, is_of_machine
+from vitcli.errors import DataError, VitError, is_of_machine
 from vitcli.io.files import MOST_TEXT_BYTES, parse_json
-from vitcli.output import user_cache
-from vitcli.output.atomic import replace_file
 
 LABEL_FIELDS = ("label", "cls", "class")
 MAX_LABEL_BYTES = 2**20  # of a .cls or .json member
@@ -35,8 +31,7 @@ COMPRESSED_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gz
 # Counts of samples that other tools write beside shards: `widsindex create`, then timm.
 COUNT_FILES = ("shardindex.json", "index.json", "_info.json", "info.json")
 LEAST_SAMPLE_BYTES = 2 * tarfile.BLOCKSIZE  # the header of an image, and a block of it
-INDEX_VERSION = 1  # part of the name of a cached index
-LOCK_WAIT_S = 600  # enough for some GB over a slow line; a process that holds the lock longer may hang
+INDEX_VERSION = 1  # part of the key of a cached index
 
 Member = tuple[int, int, object]  # offset, size, and the label it holds, if any
 NO_MEMBER: Member = (0, 0, None)
@@ -68,6 +63,12 @@ class Index:
         arrays = (self.offsets_N, self.sizes_N, self.labels_M, self.label_ends_N)
         return xxhash.xxh3_128_hexdigest(b"".join(array.tobytes() for array in arrays))
 
+    def packed(self) -> bytes:
+        """Return it as the bytes of an .npz file."""
+        stream = io.BytesIO()
+        np.savez(stream, **vars(self))
+        return stream.getvalue()
+
     def label(self, sample: int) -> int | tuple[int, ...]:
         first = self.label_ends_N[sample - 1] if sample else 0
         labels = tuple(self.labels_M[first : self.label_ends_N[sample]].tolist())
@@ -98,7 +99,7 @@ def read_block(file: ShardFile, *, columns: Columns, count: int) -> tuple[RowOf,
             where=file.shown,
             fix=f"restore the shard, or remove the count file beside it ({', '.join(COUNT_FILES)})",
         )
-    whole = None if file.is_local else file.read_kept(0, file.size)
+    whole = None if file.is_local else file.read_cached(0, file.size)
 
     def row_of(sample: int) -> tuple[bytes, int | tuple[int, ...]]:
         first = int(index.offsets_N[sample])
@@ -157,44 +158,12 @@ def read_index(file: ShardFile, *, image_column: str | None, label_column: str |
     Raises:
         DataError: the shard is damaged, or a sample of it has no image or no label.
     """
-    if not file.stamp:  # a change of the shard would go unnoticed
+    if not file.is_cached:
         return _make_index(file, image_column, label_column)
-    identity = (INDEX_VERSION, file.url, file.path, file.size, file.stamp, image_column, label_column)
-    name = blake2b(repr(identity).encode(), digest_size=16).hexdigest()
-    cached = user_cache.cache_folder("shards") / f"{name}.npz"
-    if (index := _cached_index(cached)) is not None:
-        return index
-    with _one_at_a_time(cached):
-        if (index := _cached_index(cached)) is None:  # no other process made it in the meantime
-            index = _make_index(file, image_column, label_column)
-            with suppress(MachineError):  # an unwritable home folder only costs time
-                replace_file(cached, lambda path: _write(path, index))
-    return index
-
-
-def _cached_index(cached: Path) -> Index | None:
-    with suppress(Exception), np.load(cached) as arrays:  # none, or a damaged one: made again
+    key = file.key("index", INDEX_VERSION, image_column, label_column)
+    packed = file.blocks.get_slow(key, lambda: _make_index(file, image_column, label_column).packed())
+    with np.load(io.BytesIO(packed)) as arrays:
         return Index(**{**arrays, "has_many": bool(arrays["has_many"])})
-    return None
-
-
-@contextmanager
-def _one_at_a_time(cached: Path) -> Iterator[None]:
-    """Keep other processes of this machine from making the same index, which may take minutes.
-
-    Without a lock (an unwritable home folder, a file system without locks, a process that hangs while it
-    holds the lock) each process makes its own, which only costs time.
-    """
-    with ExitStack() as held:
-        with suppress(OSError, NotImplementedError):
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(FileLock(cached.with_suffix(".lock"), timeout=LOCK_WAIT_S))
-        yield
-
-
-def _write(path: Path, index: Index) -> None:
-    with path.open("wb") as stream:
-        np.savez(stream, **vars(index))
 
 
 def _make_index(file: ShardFile, image_column: str | None, label_column: str | None) -> Index:

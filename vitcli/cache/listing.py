@@ -6,10 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from vitcli.cache import user_cache
+from vitcli.cache.user_cache import KINDS, CacheEntry
 from vitcli.errors import VitError, nearest
-from vitcli.output import text, user_cache
+from vitcli.output import text
 from vitcli.output.document import simple_table
-from vitcli.output.user_cache import KINDS, CacheEntry
 
 SHOWN = 20  # entries in the list for a terminal
 ALL = "all"

@@ -1,5 +1,6 @@
-"""The files of decoded images: what comes back was added, whatever was killed, damaged or full."""
+"""Rows of bytes on disk: what comes back was added, whatever was killed, damaged or full."""
 
+import errno
 import os
 import resource
 import signal
@@ -8,8 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from vitcli.data import decoded_store
-from vitcli.output import user_cache
+from vitcli.cache import row_store, user_cache
+from vitcli.data.image_cache import MemoryStore
 
 ABOUT = {"name": "noise", "fingerprint": "f"}
 NUM_ROWS = 60
@@ -27,7 +28,7 @@ def image_of(row: int) -> np.ndarray:
 
 
 def open_noise(**options):
-    return decoded_store.open_store(ABOUT, NUM_ROWS, **{"limit_bytes": 1e9} | options)
+    return row_store.open_cached("decoded", ABOUT, NUM_ROWS, **{"limit_bytes": 1e9} | options)
 
 
 def rows_there(store, stamp: int = 5) -> list[int]:
@@ -40,10 +41,10 @@ def rows_there(store, stamp: int = 5) -> list[int]:
 
 def files_of_store():
     (folder,) = user_cache.cache_folder("decoded").iterdir()
-    return folder, sorted(folder.glob("pixels-*"))
+    return folder, sorted(folder.glob("rows-*"))
 
 
-@pytest.mark.parametrize("make", [open_noise, lambda: decoded_store.MemoryStore(1e9)])
+@pytest.mark.parametrize("make", [open_noise, lambda: MemoryStore(1e9)])
 def test_images_of_any_size_come_back_under_their_stamp_alone(make):
     store = make()
     for row in (3, 0, NUM_ROWS - 1, 3):
@@ -65,8 +66,8 @@ def test_processes_see_at_once_what_others_add_and_a_later_one_finds_it():
     second.close()
 
     assert rows_there(open_noise()) == [1, 2]
-    assert decoded_store.is_stored(ABOUT)
-    assert not decoded_store.is_stored(ABOUT | {"fingerprint": "g"})
+    assert row_store.is_stored("decoded", ABOUT)
+    assert not row_store.is_stored("decoded", ABOUT | {"fingerprint": "g"})
 
 
 def test_no_byte_of_a_damaged_file_is_ever_read_as_an_image():
@@ -77,7 +78,7 @@ def test_no_byte_of_a_damaged_file_is_ever_read_as_an_image():
     folder, (pixels,) = files_of_store()
     rng = np.random.default_rng(0)
     used = sum(-(-image_of(row).nbytes // 64) * 64 for row in range(NUM_ROWS))
-    for path, size in ((folder / "index", NUM_ROWS * decoded_store.RECORD_BYTES), (pixels, used)):
+    for path, size in ((folder / "index", NUM_ROWS * row_store.RECORD_BYTES), (pixels, used)):
         with open(path, "r+b") as file:
             for offset in rng.integers(0, size, 12):
                 file.seek(offset)
@@ -107,8 +108,9 @@ def test_lost_or_cut_files_are_missing_images(lost):
     elif lost == "index":
         os.truncate(folder / "index", 100)
     else:  # as after a power failure that kept the index and not the pixels
+        length = pixels.stat().st_size
         os.truncate(pixels, 0)
-        os.truncate(pixels, decoded_store.SEGMENT)
+        os.truncate(pixels, length)
 
     again = open_noise()
     assert len(rows_there(again)) <= 2
@@ -162,7 +164,7 @@ def test_a_full_disk_ends_the_adding_and_keeps_what_is_there():
 
 
 def test_no_process_adds_more_than_its_limit():
-    for store in (open_noise(limit_bytes=30_000), decoded_store.MemoryStore(30_000)):
+    for store in (open_noise(limit_bytes=30_000), MemoryStore(30_000)):
         for row in range(NUM_ROWS):
             store.add(row, 5, image_of(row))
         assert 20_000 < store.added_bytes <= 30_000 and store.problem is None
@@ -189,12 +191,12 @@ def test_what_others_use_is_no_room_and_what_nobody_uses_makes_room(monkeypatch)
     old, (pixels,) = files_of_store()
     monkeypatch.setenv("VIT_CACHE_LIMIT", str(pixels.lstat().st_blocks * 512 + 60_000))
     about = {**ABOUT, "fingerprint": "g"}
-    other = decoded_store.open_store(about, NUM_ROWS, limit_bytes=1e9)
+    other = row_store.open_cached("decoded", about, NUM_ROWS, limit_bytes=1e9)
     added = [other.add(row, 5, image_of(row)) for row in range(NUM_ROWS)]
 
     assert old.exists() and 0 < sum(added) < 20 and other.problem is None
     with_space.close()
-    more = decoded_store.open_store(about, NUM_ROWS, limit_bytes=1e9)
+    more = row_store.open_cached("decoded", about, NUM_ROWS, limit_bytes=1e9)
     assert more.add(NUM_ROWS - 1, 5, image_of(NUM_ROWS - 1)) and not old.exists()
 
 
@@ -204,9 +206,9 @@ def test_a_record_that_is_torn_or_of_another_shape_is_a_missing_image():
     store.close()
     folder, _ = files_of_store()
     index = folder / "index"
-    content, first = bytearray(index.read_bytes()), decoded_store.RECORD_BYTES
-    stamp, segment, offset, height, width, *rest = decoded_store.PLACE.unpack_from(content, first)
-    decoded_store.PLACE.pack_into(content, first, stamp, segment, offset, width, height, *rest)
+    content, first = bytearray(index.read_bytes()), row_store.RECORD_BYTES
+    stamp, segment, offset, height, width, *rest = row_store.PLACE.unpack_from(content, first)
+    row_store.PLACE.pack_into(content, first, stamp, segment, offset, width, height, *rest)
     index.write_bytes(content)
 
     assert open_noise().get(1, 5) is None, "the same bytes, turned on their side"
@@ -223,3 +225,45 @@ def test_no_link_in_a_store_is_followed(name, tmp_path):
     with pytest.raises(OSError):
         open_noise()
     assert (tmp_path / "mine").read_text() == "kept"
+
+
+def test_a_row_larger_than_a_segment_has_one_of_its_own(monkeypatch):
+    monkeypatch.setattr(row_store.RowStore, "segment_bytes", 2_000)
+    store = open_noise()
+    for row in (1, 2):
+        assert store.add(row, 5, image_of(row))
+
+    assert rows_there(store) == rows_there(open_noise()) == [1, 2]
+    _, segments = files_of_store()
+    assert sorted(path.stat().st_size for path in segments) == [5_632, 5_824]
+
+
+def test_a_file_system_without_locks_stores_all_the_same_and_nothing_of_it_is_deleted(monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    store = open_noise()
+    store.add(1, 5, image_of(1))
+    store.close()
+
+    assert rows_there(open_noise()) == [1]
+    assert not user_cache.delete(files_of_store()[0])
+
+
+def test_a_store_without_a_folder_ends_with_its_process():
+    store = row_store.open_temporary(NUM_ROWS)
+    for row in (3, 4):
+        store.add(row, 5, image_of(row))
+
+    assert rows_there(store) == [3, 4]
+    assert not user_cache.cache_folder("decoded").exists()
+
+
+def test_a_store_of_one_process_is_not_opened_by_another(tmp_path):
+    store = row_store.open_folder(tmp_path / "rows", ABOUT, NUM_ROWS, is_shared=False)
+
+    with pytest.raises(BlockingIOError):
+        row_store.open_folder(tmp_path / "rows", ABOUT, NUM_ROWS, is_shared=False)
+    store.close()
+    row_store.open_folder(tmp_path / "rows", ABOUT, NUM_ROWS, is_shared=False).close()

@@ -9,10 +9,10 @@ import pytest
 
 from tests.cli.test_app import check_error
 from tests.conftest import run
+from vitcli.cache import listing, user_cache
+from vitcli.cache.listing import ClearOptions
 from vitcli.errors import VitError
 from vitcli.features.feature_store import open_cached
-from vitcli.output import cache_listing, user_cache
-from vitcli.output.cache_listing import ClearOptions
 
 DAY = 86400
 
@@ -25,19 +25,10 @@ def folder(tmp_path, monkeypatch):
 
 def put(kind: str, number: int, *, size: int = 8192, days: float = 0.0):
     """Make an entry of a kind, last used some days ago."""
-    name = {
-        "decoded": "{:032x}",
-        "features": "{:032x}.features",
-        "shards": "{:032x}.block",
-        "weights": "{:016x}",
-    }
-    path = user_cache.cache_folder(kind) / name[kind].format(number)
-    inside = {"decoded": "pixels-0", "weights": "vit.npz"}
-    file = path / inside[kind] if kind in inside else path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(os.urandom(size))
-    if kind in inside:
-        (path / "lock").touch()
+    path = user_cache.cache_folder(kind) / (f"{number:016x}" if kind == "weights" else f"{number:032x}")
+    path.mkdir(parents=True)
+    (path / ("vit.npz" if kind == "weights" else "rows-0")).write_bytes(os.urandom(size))
+    (path / "lock").touch()
     if kind == "decoded":
         (path / "about.json").write_text(json.dumps({"name": f"photos {number}"}))
     for each in (path, *path.glob("*")):
@@ -46,7 +37,7 @@ def put(kind: str, number: int, *, size: int = 8192, days: float = 0.0):
 
 
 def cleared(*kinds, **options) -> set[str]:
-    return {entry["path"] for entry in cache_listing.clear_cache(ClearOptions(kinds, **options))["deleted"]}
+    return {entry["path"] for entry in listing.clear_cache(ClearOptions(kinds, **options))["deleted"]}
 
 
 def paths(*entries) -> set[str]:
@@ -56,20 +47,20 @@ def paths(*entries) -> set[str]:
 def test_the_list_has_every_entry_with_its_size_and_time(folder):
     put("decoded", 1, size=100_000, days=3)
     put("weights", 2)
-    result = cache_listing.list_cache()
+    result = listing.list_cache()
 
     decoded, features, shards, weights = result["kinds"]
     assert (decoded["entries"], features["entries"], shards["entries"], weights["entries"]) == (1, 0, 0, 1)
     assert 100_000 <= decoded["bytes"] <= 120_000
     assert result["bounded_bytes"] == decoded["bytes"] and result["folder"] == str(folder)
     assert [entry["about"] for entry in result["entries"]] == ["vit.npz", "photos 1"]
-    text = cache_listing.list_as_text(result)
+    text = listing.list_as_text(result)
     assert "photos 1" in text and "downloaded weights" in text and max(map(len, text.split("\n"))) < 170
 
 
 def test_a_file_with_holes_counts_what_it_takes():
     path = put("decoded", 1)
-    os.truncate(path / "pixels-0", 2**30)
+    os.truncate(path / "rows-0", 2**30)
 
     assert user_cache.all_entries(["decoded"])[0].num_bytes < 50_000
 
@@ -132,14 +123,17 @@ def test_nothing_in_use_or_foreign_is_deleted_and_no_link_is_followed(folder, tm
     (folder / "decoded" / f"{3:032x}").symlink_to(outside)
     (folder / "decoded" / "notes.txt").write_text("mine")
     (folder / "features").symlink_to(outside)
-    (outside / f"{4:032x}.features").write_text("mine")
-    lock = user_cache.lock_entry(in_use, shared=True)
+    (outside / f"{4:032x}").write_text("mine")
+    (folder / "shards").mkdir()
+    (folder / "shards" / f"{5:032x}").write_text("mine")
+    lock = user_cache.lock_entry(in_use, is_shared=True)
 
-    result = cache_listing.clear_cache(ClearOptions(("all",)))
+    result = listing.clear_cache(ClearOptions(("all",)))
     assert {entry["path"] for entry in result["deleted"]} == paths(entry)
     assert {entry["path"] for entry in result["in_use"]} == paths(in_use)
-    assert "in use" in cache_listing.clear_as_text(result)
-    assert sorted(path.name for path in outside.iterdir()) == [f"{4:032x}.features", "photo.jpg"]
+    assert "in use" in listing.clear_as_text(result)
+    assert sorted(path.name for path in outside.iterdir()) == [f"{4:032x}", "photo.jpg"]
+    assert (folder / "shards" / f"{5:032x}").exists()
     assert sorted(path.name for path in (folder / "decoded").iterdir()) == [
         in_use.name, f"{3:032x}", "notes.txt"
     ]  # fmt: skip
@@ -150,7 +144,7 @@ def test_nothing_in_use_or_foreign_is_deleted_and_no_link_is_followed(folder, tm
 def test_what_a_killed_process_left_half_deleted_goes_after_an_hour(folder):
     grave = folder / "decoded" / ".tmp-0123"
     grave.mkdir(parents=True)
-    (grave / "pixels-0").write_bytes(b"x" * 5000)
+    (grave / "rows-0").write_bytes(b"x" * 5000)
 
     assert user_cache.all_entries() == []
     os.utime(grave, (time.time() - 2 * 3600,) * 2)
@@ -215,7 +209,7 @@ def test_what_is_kept_is_what_was_there_without_what_went(monkeypatch, dry_run):
     monkeypatch.setattr(user_cache, "is_in_use", lambda path: path == "used")
     monkeypatch.setattr(user_cache, "delete", lambda path: path != "used")
 
-    result = cache_listing.clear_cache(ClearOptions(kinds=("decoded",), dry_run=dry_run))
+    result = listing.clear_cache(ClearOptions(kinds=("decoded",), dry_run=dry_run))
     assert (result["freed_bytes"], result["kept_bytes"]) == (10, 3200)
 
 

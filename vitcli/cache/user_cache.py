@@ -1,11 +1,10 @@
 """The user's cache folder: what is in it, for how long, and how much of it at most.
 
-Every kind has a folder of entries, each a file or a folder of its own. An entry that a process uses is locked
-(shared or alone), and what is locked is never deleted. All but downloads are bounded together: the entries
-used longest ago make room. Only names that vit gives are ever deleted, and no link is followed.
+Every kind has a folder of entries, each a folder of its own. An entry that a process uses is locked, and what
+is locked is never deleted. All but downloads are bounded together: the least recently used entries make room.
+Only names that vit gives are ever deleted, and no link is followed.
 """
 
-import fcntl
 import math
 import os
 import re
@@ -13,13 +12,14 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from vitcli.errors import VitError
+from vitcli.io.files import lock_file
 from vitcli.output.atomic import DEBRIS_AGE_S, TEMPORARY, read_json
 
 LIMIT = "VIT_CACHE_LIMIT"  # environment variable: bytes of all kinds that are bounded
@@ -39,29 +39,26 @@ class EntryKind:
     Attributes:
         folder: below the cache folder.
         what: it holds, in a few words.
-        pattern: of the names of its entries; nothing else is touched.
         is_bounded: whether old entries make room for new ones.
     """
 
     folder: str
     what: str
-    pattern: re.Pattern
     is_bounded: bool = True
 
 
 KINDS = {
-    "decoded": EntryKind("decoded", "decoded images", re.compile(r"[0-9a-f]{32}")),
-    "features": EntryKind("features", "features of frozen networks", re.compile(r"[0-9a-f]{32}\.features")),
-    "shards": EntryKind(
-        "shards", "blocks and indexes of remote shards", re.compile(r"[0-9a-f]{32}\.(npz|lock|block)")
-    ),
-    "weights": EntryKind("weights", "downloaded weights", re.compile(r"[0-9a-f]{16}"), is_bounded=False),
+    "decoded": EntryKind("decoded", "decoded images"),
+    "features": EntryKind("features", "features of frozen networks"),
+    "shards": EntryKind("shards", "blocks of remote shards, indexes of .tar shards"),
+    "weights": EntryKind("weights", "downloaded weights", is_bounded=False),
 }
+NAME = re.compile(r"[0-9a-f]{16}|[0-9a-f]{32}")  # of an entry; nothing else is touched
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One file or folder of the cache.
+    """One folder of the cache.
 
     Attributes:
         num_bytes: on disk, which is less than the length of a file with holes.
@@ -77,8 +74,8 @@ class CacheEntry:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether it counts towards the bound, and may be deleted for it; small indexes of shards do not."""
-        return KINDS[self.kind].is_bounded and self.path.suffix not in (".npz", ".lock")
+        """Whether it counts towards the bound, and may be deleted for it."""
+        return KINDS[self.kind].is_bounded
 
 
 def cache_folder(kind: str) -> Path:
@@ -131,12 +128,8 @@ def room_for_more() -> int:
     return max(0, limit_bytes(sum(entry.num_bytes for entry in entries)) - in_use)
 
 
-def make_room(num_bytes: int, *, spare: Callable[[CacheEntry], bool] = lambda entry: False) -> bool:
-    """Delete what was used longest ago until so many bytes more fit; return False if they cannot.
-
-    Args:
-        spare: entries that stay, besides those in use.
-    """
+def make_room(num_bytes: int) -> bool:
+    """Delete the least recently used entries until this many bytes more fit; return False if they cannot."""
     entries = sorted(_bounded_entries(), key=lambda entry: entry.last_used)
     used = sum(entry.num_bytes for entry in entries)
     limit = limit_bytes(used)
@@ -145,7 +138,7 @@ def make_room(num_bytes: int, *, spare: Callable[[CacheEntry], bool] = lambda en
     for entry in entries:
         if used + num_bytes <= limit:
             return True
-        if not spare(entry) and delete(entry.path):
+        if delete(entry.path):
             used -= entry.num_bytes
     return used + num_bytes <= limit
 
@@ -170,23 +163,20 @@ def entries_of(kind: str) -> list[CacheEntry]:
     with suppress(OSError), os.scandir(folder) as names:
         for name in names:
             with suppress(OSError):  # deleted meanwhile
-                if _is_entry(name, kind):
+                if _is_entry(name):
                     entries.append(_entry(kind, Path(name.path)))
     return entries
 
 
-def _is_entry(name: os.DirEntry, kind: str) -> bool:
-    if name.is_symlink():
+def _is_entry(name: os.DirEntry) -> bool:
+    if not name.is_dir(follow_symlinks=False):
         return False
     if name.name.startswith(TEMPORARY):
         return time.time() - name.stat(follow_symlinks=False).st_mtime > DEBRIS_AGE_S
-    return KINDS[kind].pattern.fullmatch(name.name) is not None
+    return NAME.fullmatch(name.name) is not None
 
 
 def _entry(kind: str, path: Path) -> CacheEntry:
-    state = path.lstat()
-    if not stat.S_ISDIR(state.st_mode):
-        return CacheEntry(kind, path, _on_disk(state), state.st_mtime)
     files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     sizes, last_used = 0, 0.0
     for file in files:
@@ -196,7 +186,7 @@ def _entry(kind: str, path: Path) -> CacheEntry:
     about = (read_json(path / ABOUT) or {}).get("name")
     downloads = [file.name for file in files if file.name != LOCK and file.suffix not in (".lock", ".json")]
     names = ", ".join(sorted(downloads)[:2]) if kind == "weights" else ""
-    return CacheEntry(kind, path, sizes, last_used or state.st_mtime, str(about or names))
+    return CacheEntry(kind, path, sizes, last_used or path.lstat().st_mtime, str(about or names))
 
 
 def _on_disk(state: os.stat_result) -> int:
@@ -206,7 +196,7 @@ def _on_disk(state: os.stat_result) -> int:
 def mark_used(path: Path) -> None:
     """Remember that an entry is used now; a cache that cannot be written only forgets it."""
     with suppress(OSError):
-        os.utime(path / LOCK if path.is_dir() else path)
+        os.utime(path / LOCK)
 
 
 _held: dict[Path, BinaryIO] = {}
@@ -214,83 +204,56 @@ _held: dict[Path, BinaryIO] = {}
 
 def hold(folder: Path) -> None:
     """Keep an entry from being deleted as long as this process runs, where the cache can be written."""
-    with suppress(OSError):
-        (folder / LOCK).touch()
-        if folder not in _held and (lock := lock_entry(folder, shared=True)):
-            _held[folder] = lock
+    if folder not in _held and (lock := lock_entry(folder, is_shared=True)):
+        _held[folder] = lock
+    mark_used(folder)
 
 
-@contextmanager
-def locked(path: Path, *, shared: bool) -> Iterator[BinaryIO | None]:
-    """Hold the lock of an entry while the block runs; yields None if another process forbids it."""
-    file = lock_entry(path, shared=shared)
+def lock_entry(path: Path, *, is_shared: bool = False) -> BinaryIO | None:
+    """Return the open, locked lock of an entry; None if it cannot be locked now."""
     try:
-        yield file
-    finally:
-        if file:
-            file.close()
-
-
-def lock_entry(path: Path, *, shared: bool) -> BinaryIO | None:
-    """Return the open, locked lock of an entry, of a file the file itself; None if it cannot be locked now.
-
-    Closing it, or the end of the process, however it ends, unlocks it.
-    """
-    name = path / LOCK if path.is_dir() else path
-    try:
-        file = os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
-    except OSError:
-        return None
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(file.fileno()), os.lstat(name)):  # not deleted in between
-            return file
+        return lock_file(path / LOCK, is_shared=is_shared)
     except OSError:  # locked by another process, deleted, or a file system without locks
-        pass
-    file.close()
-    return None
+        return None
 
 
 def is_in_use(path: Path) -> bool:
     """Return whether a process holds the lock of an entry."""
-    name = path / LOCK if path.is_dir() else path
-    if not os.path.lexists(name):
+    if not os.path.lexists(path / LOCK):
         return False
-    with locked(path, shared=False) as lock:
-        return lock is None
+    if lock := lock_entry(path):
+        lock.close()
+    return lock is None
 
 
 def delete(path: Path) -> bool:
     """Delete an entry that no process uses; return False if one does, or it cannot be deleted.
 
-    A folder is renamed first: another process sees all of it or nothing. No link is followed.
+    It is renamed first: another process sees all of it or nothing. No link is followed.
     """
     if path.is_symlink():
         return False
-    has_lock = not path.is_dir() or (path / LOCK).exists()
-    with locked(path, shared=False) as lock:
-        if has_lock and lock is None:
-            return False
+    lock = lock_entry(path)
+    if lock is None:
+        return False
+    with lock:
+        grave = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
         try:
-            if not path.is_dir():
-                path.unlink()
-                return True
-            grave = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
             path.rename(grave)
-            shutil.rmtree(grave, ignore_errors=True)
-            return True
         except OSError:
             return False
+        shutil.rmtree(grave, ignore_errors=True)
+        return True
 
 
 def choose(
     entries: Sequence[CacheEntry], *, older_than_s: float | None = None, keep_bytes: int | None = None
 ) -> list[CacheEntry]:
-    """Return the entries to delete, used longest ago first.
+    """Return the entries to delete, least recently used first.
 
     Args:
-        older_than_s: only those that were not used for so long.
-        keep_bytes: only as many as are needed to keep so many bytes.
+        older_than_s: only those unused for at least this long.
+        keep_bytes: only as many as are needed to keep this many bytes.
     """
     now, used = time.time(), sum(entry.num_bytes for entry in entries)
     chosen = []
