@@ -8,8 +8,8 @@ from pathlib import Path
 from tests.conftest import REPOSITORY
 
 ORDER = ["errors", "io", "recipe", "distributed", "output", "cache", "models", "data", "weights",
-         "evaluation", "export", "features", "training", "inspection", "report", "experiments", "bench", "api",
-         "cli"]  # fmt: skip
+         "evaluation", "export", "features", "training", "inspection", "report", "experiments", "bench",
+         "api", "cli"]  # fmt: skip
 APART = {"training", "inspection", "report"}  # none of them imports another
 DOORS = {"__init__", "__main__", "backbones"}  # of the package itself; they import what they show
 LIGHT = ["io", "distributed.startup", "recipe", "cache", "report", "cli", "models.variants", "data.vtab",

@@ -33,12 +33,12 @@ def cache_clear(
         help="decoded, features, shards, weights, or all (default: all, with --older-than or --keep).",
         autocompletion=lambda: ["decoded", "features", "shards", "weights", "all"])] = None,
     older_than: Annotated[str | None, option("--older-than", RUN,
-        "Delete only what was not used for so long: 30d, 12h, 2w (default: any age).", "AGE")] = None,
+        "Delete only entries unused for at least this long: 30d, 12h, 2w (default: any age).", "AGE")] = None,
     keep: Annotated[str | None, option("--keep", RUN,
-        "Delete what was used longest ago until so much is left: 10GB (default: nothing is left).",
+        "Delete least recently used entries until at most this much remains: 10GB (default: 0).",
         "SIZE")] = None,
     dry_run: Annotated[bool, option("--dry-run", RUN,
-        "Say what would be deleted, and delete nothing.")] = False,
+        "Show what would be deleted, without deleting.")] = False,
     printing: Printing,
 ) -> int:  # fmt: skip
     """Delete what vit keeps for later commands.
