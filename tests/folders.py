@@ -126,7 +126,7 @@ KINDS: dict[str, Kind] = {
     "an unreadable image": Kind(
         lambda r: (classes(r), text(r / "ant/a.HEIC", HEIC)),
         TWELVE,
-        f"left out: 1 file that is not an image vit can read: ant/a.HEIC ({HEIC_ADVICE})",
+        f"left out: 1 unsupported file: ant/a.HEIC ({HEIC_ADVICE})",
     ),
     "an image called .HEIC": Kind(lambda r: (classes(r), image(r / "ant/a.HEIC")), {"train": 13}),
     "labels of an image called .HEIC": Kind(
@@ -136,7 +136,7 @@ KINDS: dict[str, Kind] = {
     "many of them": Kind(
         lambda r: (classes(r), [text(r / f"bee/{n}.heic", HEIC) for n in range(5)], text(r / "notes.txt")),
         TWELVE,
-        "left out: 6 files that are not images vit can read: 5 .heic, 1 .txt, first notes.txt (HEIC: install",
+        "left out: 6 unsupported files: 5 .heic, 1 .txt, first notes.txt (HEIC: install",
     ),
     "what systems leave": Kind(
         lambda r: (
@@ -152,7 +152,7 @@ KINDS: dict[str, Kind] = {
     "thumbnails of a NAS": Kind(
         lambda r: (classes(r), image(r / "ant/@eaDir/1.png")),
         TWELVE,
-        "left out: 1 image in a folder of the system: ant/@eaDir/1.png",
+        "left out: 1 image in a system folder: ant/@eaDir/1.png",
     ),
     "an empty class": Kind(
         lambda r: (classes(r, ("ant", "bee")), (r / "cat").mkdir()), {"train": 8}, classes=CLASSES
@@ -175,7 +175,7 @@ KINDS: dict[str, Kind] = {
     "predictions among images": Kind(
         lambda r: (classes(r), predictions(r / "a.parquet")),
         TWELVE,
-        "left out: 1 file that is not an image vit can read: a.parquet",
+        "left out: 1 unsupported file: a.parquet",
     ),
     "labels.csv": Kind(lambda r: (flat(r), table(r / "labels.csv", "file,label", named())), {"train": 8}),
     "labels.csv without header": Kind(
@@ -242,7 +242,7 @@ KINDS: dict[str, Kind] = {
     "a folder of folders of folders": Kind(
         lambda r: [classes(r / outer, CLASSES[:2]) for outer in CLASSES] and None,
         {"train": 24},
-        "every class holds folders of images, such as ant/ant/: is this one level too high?",
+        "every class holds folders of images (ant/ant/); did you mean one level deeper?",
     ),
     "one level too high": refused(
         lambda r: classes(r / "flower"),
@@ -265,19 +265,17 @@ KINDS: dict[str, Kind] = {
         "--dataset ROOT/mine.csv",
         8,
     ),
-    "a class": refused(
-        classes, "holds 4 images but no class folders", "--dataset ROOT if its 3 folders", 4, "ant"
-    ),
+    "a class": refused(classes, "holds 4 images but no class folders", "one folder for each class", 4, "ant"),
     "flat train and test": refused(
         lambda r: (flat(r / "train", 2), flat(r / "test", 2)),
-        "holds images in test/, train/ but no class folders there",
-        "move the images of each class into",
+        "holds 4 images but no class folders",
+        "one folder for each class",
         4,
     ),
     "images that cannot be read": refused(
         lambda r: [text(r / f"ant/{n}.HEIC", HEIC) for n in range(6)] and None,
         "holds no image vit can read, but 6 files: 6 .heic, first ant/0.HEIC (HEIC: install pillow-heif",
-        "convert them to JPEG or PNG",
+        "class folders",
     ),
     "nothing": refused(lambda r: None, "no images found in ROOT", "class folders"),
     "text": refused(
@@ -285,13 +283,13 @@ KINDS: dict[str, Kind] = {
     ),
     "an archive in a folder": refused(
         lambda r: archive(r / "photos.zip"),
-        "holds 1 archive and no images: photos.zip",
-        "unzip ROOT/photos.zip -d ROOT/photos",
+        "holds no image vit can read, but 1 file: photos.zip (an archive: unpack it)",
+        "docs/datasets.md",
     ),
     "an archive": refused(
         lambda r: archive(r / "my photos.zip"),
-        "is an archive, which is not read",
-        "unzip 'ROOT/my photos.zip' -d 'ROOT/my photos'; then name 'ROOT/my photos'",
+        "is not a data set (an archive: unpack it)",
+        "docs/datasets.md",
         data="my photos.zip",
     ),
     "shards": refused(
@@ -305,11 +303,9 @@ KINDS: dict[str, Kind] = {
         "unpack a .tar",
         data="photos.tar",
     ),
-    "an image": refused(
-        flat, "is one image, and not a data set", "vit predict --ckpt CKPT ROOT/1.png", data="1.png"
-    ),
+    "an image": refused(flat, "is one image, and not a data set", "docs/datasets.md", data="1.png"),
     "a spreadsheet": refused(
-        lambda r: text(r / "labels.xlsx"), "is not a data set", "save it as labels.csv", data="labels.xlsx"
+        lambda r: text(r / "labels.xlsx"), "is not a data set", "labels.csv", data="labels.xlsx"
     ),
     "a CSV of files that are gone": refused(
         lambda r: (flat(r, 2), table(r / "labels.csv", "file,label", named(4))),

@@ -136,13 +136,11 @@ OF_DATA = {
             "            if False:\n                self.has_pair",
         ),
     },
-    ("vitcli/data/checks/sizes.py", "tests/data/checks/test_findings.py"): {
+    ("vitcli/data/checks/splits.py", "tests/data/checks/test_findings.py"): {
         "width and height of odd images are exchanged": (
             "{width_N[i]}x{height_N[i]}",
             "{height_N[i]}x{width_N[i]}",
         ),
-    },
-    ("vitcli/data/checks/classes.py", "tests/data/checks/test_findings.py"): {
         "the median of numbers is their mean": ("np.median(numbers_N)", "np.mean(numbers_N)"),
     },
     ("vitcli/data/checks/text.py", "tests/data/checks/test_findings.py"): {
@@ -202,7 +200,10 @@ OF_DATA = {
         "vitcli/data/shards/remote.py",
         "tests/data/shards/test_rows.py::test_bytes_of_a_server_that_never_tells_of_a_change_are_not_kept",
     ): {
-        "bytes that may change unseen are kept": ("if self.is_local or not self.stamp:", "if self.is_local:"),
+        "bytes that may change unseen are kept": (
+            "if self.is_local or not self.is_cached:",
+            "if self.is_local:",
+        ),
     },
     (
         "vitcli/data/checks/findings.py",
@@ -232,7 +233,7 @@ OF_DATA = {
             "labels.labels for labels",
         ),
     },
-    ("vitcli/data/checks/sizes.py", "tests/data/checks/test_sizes.py"): {
+    ("vitcli/data/checks/splits.py", "tests/data/checks/test_splits.py"): {
         "one image in four is among the smallest 5 %": (
             "(0.0, 0.05, 0.5, 0.95, 1.0)",
             "(0.0, 0.25, 0.5, 0.75, 1.0)",
@@ -241,8 +242,6 @@ OF_DATA = {
             "split.where_is(int(hashes.rows_N[i]))",
             "split.where_is(int(i))",
         ),
-    },
-    ("vitcli/data/checks/classes.py", "tests/data/checks/test_classes.py"): {
         "all labels of a stream are read": ("if opened.is_large:", "if False:"),
         "labels that are no classes are called no numbers": (
             "return None, reasons[0]",

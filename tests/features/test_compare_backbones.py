@@ -290,7 +290,8 @@ def test_images_are_decoded_once_for_all_checkpoints_and_pass_each_network_once(
     names = [name for name, _ in rows]
     assert sorted(row for name, row in rows if "train" in name) == list(range(24))
     assert len(names) == 24 + 10  # and the test images once, for what was chosen
-    assert sum(read) == 3 * 24 + 10 and result["computed_rows"] == 72
+    # Two have the same weights, and share their features.
+    assert sum(read) == 2 * 24 + 10 and result["computed_rows"] == 48
     assert {entry["ckpt"] for entry in result["candidates"]} == {"demo", *map(str, copies)}
 
 

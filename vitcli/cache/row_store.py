@@ -51,8 +51,8 @@ class RowStore:
 
     Args:
         index_file: the records; a file that is too short is extended.
-        make_segment: creates the file of a new segment, for so many bytes, and returns how many there is room
-            for; None where nothing may be added.
+        make_segment: creates the file of a new segment, for this many bytes, and returns how many there is
+            room for; None where nothing may be added.
         open_segment: opens one that this or another process has created.
         limit_bytes: of what this process adds.
         lock: held as long as the store is open.
@@ -237,7 +237,7 @@ def open_folder(
     """Open the store in a folder, or begin one.
 
     Args:
-        room_for: makes room for so many bytes and returns how many there is room for.
+        room_for: makes room for this many bytes and returns how many there is room for.
         is_shared: whether other processes may use it at the same time.
 
     Raises:

@@ -103,7 +103,7 @@ def parse_size(text: str, *, where: str) -> int:
     """Return the bytes that a size such as 20GB, 1.5 GiB or 0 stands for.
 
     Raises:
-        VitError: it is no size.
+        VitError: it is not a size.
     """
     match = SIZE.fullmatch(text.strip())
     if match is None:
@@ -276,7 +276,7 @@ def parse_age(text: str, *, where: str) -> float:
     """Return the seconds that an age such as 30d, 12h or 2w stands for.
 
     Raises:
-        VitError: it is no age.
+        VitError: it is not an age.
     """
     units = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip(), re.IGNORECASE)

@@ -19,7 +19,7 @@ from vitcli.data.sources.folders import (
     named,
     union,
 )
-from vitcli.data.sources.wrong_layouts import no_data_set, unpacking
+from vitcli.data.sources.wrong_layouts import no_data_set
 from vitcli.data.split import Split
 from vitcli.errors import DataError, is_of_machine
 from vitcli.io.files import MOST_BYTES, read_regular
@@ -40,8 +40,8 @@ def find_images(names: Sequence[str], *, where: str) -> Split:
     matches = [_matches(name, where) for name in names]
     files = list(dict.fromkeys(file for images, _ in matches for file in images))
     if files and all(map(advice_on, files)):
-        what, fix = f"{files[0]} is not an image vit can read: {advice_on(files[0])}", unpacking(files[0])
-        raise DataError(what, where=where, fix=fix or "convert it to JPEG or PNG")
+        what = f"{files[0]} is not an image vit can read: {advice_on(files[0])}"
+        raise DataError(what, where=where, fix="convert it to JPEG or PNG")
     return as_split(files, union(left_out for _, left_out in matches))
 
 

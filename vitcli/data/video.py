@@ -112,7 +112,7 @@ def open_video(file: str, *, every: int) -> Video:
 
     Raises:
         MachineError: PyAV is not installed.
-        DataError: it is no video, or has no frames.
+        DataError: it is not a video, or has no frames.
     """
     av = _av()
     try:

@@ -29,8 +29,8 @@ from vitcli import __version__
 from vitcli.data import dataset, loader
 from vitcli.data.checks import check, findings
 from vitcli.data.checks.check import CheckOptions
-from vitcli.data.checks.classes import read_labels
 from vitcli.data.checks.near_duplicates import SplitName, index_to_train, open_splits
+from vitcli.data.checks.splits import read_labels
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError

@@ -20,7 +20,7 @@ def open_regular(path: str | Path) -> BinaryIO:
     """Open a file for reading, also by a link; a pipe or a device is refused, and not waited for.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(handle).st_mode

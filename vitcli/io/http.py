@@ -97,6 +97,6 @@ async def _web_client(loop: Any = None, **settings: Any) -> Any:
         loop=loop,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=STALL_S, sock_read=STALL_S),
         trace_configs=[trace],
-        headers={"Accept-Encoding": "identity"},  # a part of a compressed file is no part of the file
+        headers={"Accept-Encoding": "identity"},  # a part of a compressed file is not a part of the file
         **settings,
     )

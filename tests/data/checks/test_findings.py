@@ -12,7 +12,7 @@ from tests.conftest import run
 from tests.data.parts.test_image_hashes import scene
 from vitcli.data.checks import check as checking
 from vitcli.data.checks import findings
-from vitcli.data.checks.classes import SplitLabels, describe
+from vitcli.data.checks.splits import SplitLabels, describe_labels
 from vitcli.data.checks.text import as_text
 
 
@@ -313,7 +313,7 @@ def of_classes(counts: dict[str, int], split: str = "train", *, is_trained_on: b
     return {
         "split": f"photos, split {split}",
         "is_trained_on": is_trained_on,
-        "labels": describe(SplitLabels(tuple(counts), labels, has_numbers=False)),
+        "labels": describe_labels(SplitLabels(tuple(counts), labels, has_numbers=False)),
         "no_labels": None,
         "labels_stop": False,
         "sizes": {"large": [], "small": [], "long": []},
@@ -465,7 +465,7 @@ def test_labels_that_are_not_read_spoil_a_number_where_they_would_stop_a_run(cha
 def test_images_of_no_class_are_counted(number, verb):
     labels = np.concatenate([np.zeros((7, 1), int), np.full((number, 1), -1)])
     part = of_classes({"a": 7})
-    part["labels"] = describe(SplitLabels(("a",), labels, has_numbers=False))
+    part["labels"] = describe_labels(SplitLabels(("a",), labels, has_numbers=False))
 
     assert found_in(part) == [("know", "images_of_no_class", f"{number} {verb} no class")]
 

@@ -11,8 +11,8 @@ from PIL import Image
 
 from tests.conftest import run
 from tests.data.parts.test_image_hashes import scene
-from vitcli.data.checks.classes import SplitLabels
 from vitcli.data.checks.near_duplicates import DuplicatePairs, SplitName, index_to_train
+from vitcli.data.checks.splits import SplitLabels
 
 
 def save(image: np.ndarray, file: Path, **how) -> None:

@@ -87,7 +87,7 @@ def test_a_name_in_another_encoding_is_refused_and_that_of_a_left_out_file_is_ma
     split = DataSet(str(tmp_path)).open("train")
     image(tmp_path / os.fsdecode(name))
 
-    assert split.left_out.lines() == ["left out: 1 file that is not an image vit can read: ant/��.txt"]
+    assert split.left_out.lines() == ["left out: 1 unsupported file: ant/��.txt"]
     with pytest.raises(DataError, match="a name is not UTF-8: �") as caught:
         DataSet(str(tmp_path)).open("train")
     str(caught.value).encode()

@@ -206,7 +206,7 @@ BAD = {
     ),
     "a broken list": (
         ".csv", "file,label\n0.png,[a b]\n",
-        "'[a b]' is no list in JSON", "labels.csv, line 2", 'write ["cat", "dog"], or cat|dog',
+        "not a JSON list: '[a b]'", "labels.csv, line 2", 'write ["cat", "dog"], or cat|dog',
     ),
     "an empty label": (
         ".csv", "file,label\n0.png,a||b\n",
@@ -238,7 +238,7 @@ BAD = {
     ),
     "a list of lists": (
         ".jsonl", '{"file_name": "0.png", "label": [["a"], "b"]}\n',
-        "'[[\"a\"], \"b\"]' holds something that is not the name of a class", "labels.jsonl, line 1",
+        "invalid class name in '[[\"a\"], \"b\"]'", "labels.jsonl, line 1",
         'write names: ["cat", "dog"]; an empty list for an image of no class',
     ),
     **{
@@ -251,7 +251,7 @@ BAD = {
     },
     "half of a surrogate pair in a list": (
         ".csv", 'file,label\n0.png,"[""a"", ""\\ud800""]"\n',
-        "'[\"a\", \"\\\\ud800\"]' holds something that is not the name of a class", "labels.csv, line 2",
+        "invalid class name in '[\"a\", \"\\\\ud800\"]'", "labels.csv, line 2",
         'write names: ["cat", "dog"]; an empty list for an image of no class',
     ),
     "null": (

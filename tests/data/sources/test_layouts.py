@@ -79,7 +79,7 @@ def test_split_folders_go_by_all_their_usual_names(tmp_path, word):
 def test_two_folders_for_one_split_are_refused_and_neither_is_dropped_in_silence(tmp_path):
     put(tmp_path, "train/ant/1.png", "val/ant/1.png", "validation/ant/1.png")
 
-    with pytest.raises(DataError, match="both say validation"):
+    with pytest.raises(DataError, match="are both the validation split"):
         open_local(tmp_path)
 
 
@@ -319,7 +319,7 @@ def test_one_class_of_folders_beside_flat_ones_is_noted_with_what_to_type(tmp_pa
     put(tmp_path, "of 2025/ant/1.png", "of 2025/bee/1.png", "new/1.png")
 
     (note,) = open_local(tmp_path).notes
-    assert note.startswith("the class 'of 2025' holds folders of images, such as of 2025/ant/")
+    assert note.startswith("the class 'of 2025' holds folders of images (of 2025/ant/)")
     assert f"--dataset '{tmp_path}/of 2025' takes them as classes" in note
     put(tmp_path, "of 2025/cat.png")
     assert open_local(tmp_path).notes == ()

@@ -11,7 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from vitcli.data.checks import classes, findings, sizes
+from vitcli.data.checks import findings
 from vitcli.data.checks.near_duplicates import (
     DuplicatePairs,
     ExaminedSplit,
@@ -20,7 +20,9 @@ from vitcli.data.checks.near_duplicates import (
     index_to_train,
     open_splits,
 )
+from vitcli.data.checks.splits import describe_labels, describe_sizes, read_labels
 from vitcli.data.parts.image_hashes import hash_images
+from vitcli.data.sources.class_folders import alike_classes
 from vitcli.data.sources.folders import union
 from vitcli.io.credentials import without_credentials
 from vitcli.output.atomic import check_out, replace_file
@@ -82,7 +84,7 @@ def _examined(part: NamedSplit, options: CheckOptions, progress: Progress) -> Ex
     progress.begin(f"reading {part.split.name}", len(part.split))
     hashes = hash_images(part.split, num_threads=options.num_threads, progress=progress.update)
     progress.end()
-    return ExaminedSplit(*part, hashes, *classes.read_labels(part.data, part.name, len(part.split)))
+    return ExaminedSplit(*part, hashes, *read_labels(part.data, part.name, len(part.split)))
 
 
 def _compared(
@@ -127,14 +129,14 @@ def _result(
                 "split": part.split.name,
                 "num_images": len(part.split),
                 "is_trained_on": part is trained,
-                "sizes": sizes.describe(part.split, part.hashes),
-                "labels": classes.describe(part.labels),
+                "sizes": describe_sizes(part.split, part.hashes),
+                "labels": describe_labels(part.labels),
                 "no_labels": part.no_labels and part.no_labels.reason,
                 "labels_stop": bool(part.no_labels and part.no_labels.stops),
             }
             for part in examined
         ],
-        "alike_classes": classes.alike_classes(class_names),
+        "alike_classes": alike_classes(class_names),
         "unreadable": [place for part in examined for place in part.hashes.unreadable],
         **union(part.split.left_out for part in examined).summary(),
     }

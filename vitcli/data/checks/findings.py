@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vitcli.data.checks.sizes import LARGE_PIXELS, LONG_ASPECT, SMALL_SIDE
+from vitcli.data.checks.splits import LARGE_PIXELS, LONG_ASPECT, SMALL_SIDE
 from vitcli.errors import DataError
 from vitcli.output.text import count_of, first_few
 

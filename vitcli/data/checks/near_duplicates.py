@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitcli.data.checks.classes import OPENED_AS, NoLabels, SplitLabels
+from vitcli.data.checks.splits import OPENED_AS, NoLabels, SplitLabels
 from vitcli.data.dataset import DataSet, from_section
 from vitcli.data.parts.image_hashes import ImageHashes, near_pairs
 from vitcli.data.split import Split, base_of

@@ -175,7 +175,7 @@ class _Shards:
 
     @property
     def is_remote_tar(self) -> bool:
-        """Whether every byte must be fetched to read what is no image."""
+        """Whether every byte must be fetched to read what is not an image."""
         return self.kind == ".tar" and not all(file.is_local for file in self.files)
 
     def read_column(self, name: str) -> list:

@@ -2,7 +2,7 @@
 
 import shlex
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -81,7 +81,7 @@ class _SplitFolder:
 
     @cached_property
     def left_out(self) -> LeftOut:
-        """Return what is in no class folder, and what is no image."""
+        """Return what is in no class folder, and what is not an image."""
         outside = [list_files(self.folder, self.root, recursive=False)]
         if self.folder != self.root:
             outside.append(list_files(self.root, self.root, recursive=False))
@@ -113,9 +113,9 @@ def _split_folders(path: Path) -> dict[str, Path]:
         split = SPLIT_WORDS[name.lower()]
         if split in folders:
             raise DataError(
-                f"{folders[split].name}/ and {name}/ both say {split}",
+                f"{folders[split].name}/ and {name}/ are both the {split} split",
                 where=str(path),
-                fix="move one of them away",
+                fix="rename one of them",
             )
         folders[split] = path / name
     return folders
@@ -166,15 +166,19 @@ def loosely(name: str) -> str:
     return "".join(unicodedata.normalize("NFC", name).casefold().split())
 
 
-def alike_notes(classes: Sequence[str]) -> tuple[str, ...]:
-    """Note classes whose names are easily taken for one another."""
+def alike_classes(class_names: Iterable[str]) -> list[list[str]]:
+    """Return groups of names that are equal but for case, blanks and the encoding of accents."""
     by_name: dict[str, list[str]] = {}
-    for name in sorted(set(classes)):
+    for name in sorted(set(class_names)):
         by_name.setdefault(loosely(name), []).append(name)
+    return [names for names in by_name.values() if len(names) > 1]
+
+
+def alike_notes(class_names: Iterable[str]) -> tuple[str, ...]:
+    """Note classes whose names are easily taken for one another."""
     return tuple(
         f"the classes {' and '.join(map(repr, names))} differ only in case, blanks or accents"
-        for names in by_name.values()
-        if len(names) > 1
+        for names in alike_classes(class_names)
     )
 
 
@@ -192,6 +196,6 @@ def _folders_in_classes(folder: Path, path: Path, typed: str) -> tuple[str, ...]
     example = f"{deep[0]}/{inner[deep[0]][0]}/"
     there = shlex.quote(f"{typed.rstrip('/')}/{(folder / deep[0]).relative_to(path)}")
     return (
-        f"{which} holds folders of images, such as {example}: is this one level too high? "
+        f"{which} holds folders of images ({example}); did you mean one level deeper? "
         f"--dataset {there} takes them as classes",
     )

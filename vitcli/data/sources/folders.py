@@ -27,18 +27,18 @@ SILENT_NAMES = frozenset(("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"))
 RESULTS = ({run_folder.RECIPE, run_folder.SUMMARY}, {run_folder.SUMMARY, "table.txt"}, {"evaluation.json"},
            {"inspection.json"})  # fmt: skip
 SILENT_STARTS = ("readme", "license", "licence", "citation")  # about the data set, not of it
-NAMED_EACH = 3  # so many files are all named; of more the endings are counted
+NAMED_EACH = 3  # this many files are all named; of more the endings are counted
 LISTED = 100  # files in a summary
 
 UNREADABLE, LOOSE, UNNAMED = "unreadable", "loose", "unnamed"
 BESIDE, SYSTEM, LINKED, RESULT = "beside", "system", "linked", "result"
 # What a file is, and what several are, by the reason for leaving it out.
 REASONS = {
-    UNREADABLE: ("file that is not an image vit can read", "files that are not images vit can read"),
+    UNREADABLE: ("unsupported file", "unsupported files"),
     LOOSE: ("image outside the class folders", "images outside the class folders"),
     UNNAMED: ("image that no row of the labels names", "images that no row of the labels names"),
     BESIDE: ("file beside the tables or shards", "files beside the tables or shards"),
-    SYSTEM: ("image in a folder of the system", "images in folders of the system"),
+    SYSTEM: ("image in a system folder", "images in system folders"),
     RESULT: ("figure in a folder of results", "figures in folders of results"),
     LINKED: ("link to a folder, which is not followed", "links to folders, which are not followed"),
 }
@@ -121,7 +121,7 @@ class Files:
     not_entered: LeftOut
 
     def left_out(self, root: Path, *, but: Iterable[str] = ()) -> LeftOut:
-        """Return everything that is no image, except for some files that are read otherwise."""
+        """Return everything that is not an image, except for some files that are read otherwise."""
         return self.not_entered | left_out_of(UNREADABLE, relative(sorted(set(self.others) - set(but)), root))
 
 

@@ -183,8 +183,8 @@ def open_label_files(files: Sequence[Path], root: Path, choices: LabelChoices, *
             file is the data set, it may lie among runs and other data.
 
     Raises:
-        DataError: a file is no such table, names a file that is missing, outside the folder or twice, has a
-            label in another split that train lacks, or labels that cannot be classes.
+        DataError: a file is not such a table, names a file that is missing, outside the folder or twice, has
+            a label in another split that train lacks, or labels that cannot be classes.
     """
     # Read the rows, and find the image that each names.
     listed = list_files(root, root)
@@ -389,7 +389,7 @@ def _within_bounds(path: Path, rows: Iterator[LabelRow]) -> list[LabelRow]:
 
 
 def _is_image_row(cells: list[str]) -> bool:
-    """Return whether a first row is no line of names: it names an image, a label and perhaps a split."""
+    """Return whether a first row is not a line of names: it names an image, a label and perhaps a split."""
     return 2 <= len(cells) <= 3 and _names_image(cells[0])
 
 

@@ -29,7 +29,7 @@ HOT = {
 SEPARATORS = ("|", ";")
 WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # "007" is a name: as a number it would be another
 DECIMAL_COMMA = re.compile(r"-?\d+,\d+")  # as spreadsheets of half of the world write 1.5
-FEW_CLASSES = 20  # up to so many are taken as they are, whatever they look like
+FEW_CLASSES = 20  # up to this many are taken as they are, whatever they look like
 MANY_NUMBERS, IMAGES_PER_NUMBER = 1_000, 20  # more numbers with fewer images each are no classes
 NUMBERS, NAMES = "numbers", "a name of each image"
 NEEDS_NUMBERS = "vit finetune with --set objective.loss=regression predicts numbers"
@@ -71,7 +71,7 @@ def read_labels(labels: Sequence[LabelText], *, numbers: bool, is_one_hot: bool)
         is_one_hot: whether they are the lists of `hot_names`; if each names one class, it is a class each.
 
     Raises:
-        DataError: a text is no number or no list, names no class or one twice, or the texts are of two kinds.
+        DataError: a text is not a number or a list, names no class or one twice, or they are of two kinds.
     """
     if numbers:
         return LabelValues("number", [number_in(label) for label in labels])
@@ -175,7 +175,7 @@ def check_are_classes(labels: LabelValues, column: str, *, where: str) -> None:
 
 
 def kind_of_values(values: Collection[str], num_images: int) -> str | None:
-    """Return what the distinct labels of so many images look like, NUMBERS or NAMES; None: like classes."""
+    """Return what the distinct labels of this many images look like, NUMBERS or NAMES; None: like classes."""
     if len(values) <= FEW_CLASSES:
         return None
     are_numbers = all(map(is_number, values))
@@ -203,14 +203,14 @@ def _json_list(label: LabelText) -> list | None:
         values = json.loads(label.text)
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{label.text[:60]!r} is no list in JSON",
+            f"not a JSON list: {label.text[:60]!r}",
             where=label.place,
             fix='write ["cat", "dog"], or cat|dog',
         ) from error
     if all(isinstance(value, str | int) and str(value).strip() and is_text(str(value)) for value in values):
         return [str(value).strip() for value in values]
     raise DataError(
-        f"{label.text[:60]!r} holds something that is not the name of a class",
+        f"invalid class name in {label.text[:60]!r}",
         where=label.place,
         fix='write names: ["cat", "dog"]; an empty list for an image of no class',
     )

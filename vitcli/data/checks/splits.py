@@ -1,9 +1,8 @@
-"""Labels of a split at a glance: images per class, classes of one name, the range of a number.
+"""A split at a glance: images per class or the range of a number; short sides, aspect ratios, slow images.
 
 N images, M labels of an image, K classes.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,11 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitcli.data.dataset import DataSet, from_section
-from vitcli.data.sources.class_folders import AdditionalClasses, loosely
+from vitcli.data.parts.image_hashes import ImageHashes
+from vitcli.data.sources.class_folders import AdditionalClasses
 from vitcli.data.split import Split
 from vitcli.errors import DataError
 from vitcli.recipe.schema import Data
 
+QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
+LARGE_PIXELS = 25_000_000  # above it one image takes about half a second to decode; 89 million are refused
+SMALL_SIDE = 32  # pixels; two patches of 16
+LONG_ASPECT = 3.0  # above it a centre crop of the short side shows less than a third of the image
 # Ways to open labels, in the order in which they are tried: classes, then numbers to predict.
 OPENED_AS: tuple[dict[str, bool], ...] = ({}, {"numbers": True})
 
@@ -81,7 +85,7 @@ def _labels_of(split: Split) -> SplitLabels:
     return SplitLabels(tuple(names), split.read_labels(), split.has_numbers)
 
 
-def describe(labels: SplitLabels | None) -> dict[str, Any] | None:
+def describe_labels(labels: SplitLabels | None) -> dict[str, Any] | None:
     """Return the labels of a split as JSON; None where there are none."""
     if labels is None:
         return None
@@ -109,9 +113,33 @@ def describe(labels: SplitLabels | None) -> dict[str, Any] | None:
     }
 
 
-def alike_classes(class_names: Sequence[str]) -> list[list[str]]:
-    """Return groups of names that are equal but for case, blanks and the encoding of accents."""
-    by_name: dict[str, list[str]] = {}
-    for name in sorted(set(class_names)):
-        by_name.setdefault(loosely(name), []).append(name)
-    return [names for names in by_name.values() if len(names) > 1]
+def describe_sizes(split: Split, hashes: ImageHashes) -> dict[str, Any]:
+    """Return quantiles of short side and aspect ratio (width / height), and the places of odd images."""
+    height_N, width_N = hashes.sides_N2.T
+    short_N, long_N = np.minimum(height_N, width_N), np.maximum(height_N, width_N)
+    odd = {
+        "large": height_N * width_N > LARGE_PIXELS,
+        "small": short_N < SMALL_SIDE,
+        "long": long_N > LONG_ASPECT * short_N,
+    }
+    places = {
+        name: [
+            f"{split.where_is(int(hashes.rows_N[i]))}: {width_N[i]}x{height_N[i]}"
+            for i in np.flatnonzero(is_odd_N)
+        ]
+        for name, is_odd_N in odd.items()
+    }
+    if not len(short_N):
+        return {"short_side": None, "aspect": None, **places}
+    return {
+        "short_side": _quantiles(short_N, digits=0),
+        "aspect": _quantiles(width_N / height_N, digits=3),
+        **places,
+    }
+
+
+def _quantiles(values_N: np.ndarray, *, digits: int) -> dict[str, float]:
+    """Return the values at QUANTILES, each that of an image: the nearest rank below."""
+    values = np.quantile(values_N, QUANTILES, method="inverted_cdf").tolist()
+    names = ("min", "p5", "median", "p95", "max")
+    return {name: round(value, digits) for name, value in zip(names, values, strict=True)}
