@@ -129,9 +129,9 @@ OF_FIGURES = {
         "vitcli/features/compare_backbones_text.py",
         "tests/features/test_compare_backbones.py::test_a_second_call_computes_nothing_and_a_stopped_one_is_resumed",
     ): {
-        "a layer is drawn with its worst accuracy": (
-            'by_depth.setdefault(entry["layers"][-1], entry)',
-            'by_depth[entry["layers"][-1]] = entry',
+        "a layer is drawn at its number in the place of its speed": (
+            '[(e["images_per_s"], 100 * e["top1"], depth) for',
+            '[(1.0 + depth, 100 * e["top1"], depth) for',
         ),
     },
     (

@@ -299,10 +299,10 @@ def test_in_evaluation_a_bad_row_is_left_out_and_never_replaced():
     assert skipped.skipped == ("noise, row 4, file 4.png", "noise, row 13, file 13.png")
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_the_check_before_a_run_names_every_bad_image_once_on_any_number_of_processes(world_size):
-    bad = (0, 63, 64, 200, 321, 399)  # 64 rows are one process's turn
-    split = noise(count=400, bad=bad)
+    bad = (0, 63, 64, 199)  # 64 rows are one process's turn
+    split = noise(count=200, bad=bad)
 
     def looked_at(split, world_size: int) -> tuple[list[str], int]:
         parts = [check_images(split, rank=n, world_size=world_size, num_threads=2) for n in range(world_size)]

@@ -215,7 +215,7 @@ def test_every_row_of_the_shards_comes_once_in_every_epoch(starts, window, batch
 def test_a_row_of_the_shards_does_not_depend_on_how_positions_are_batched():
     order = StreamOrder(ragged(1003), window=64, batch_size=16, seed=1)
     at_once = order.rows_at(range(1500))
-    for world_size in (1, 2, 4, 8, 16):
+    for world_size in (1, 16):
         per_rank = 16 // world_size
         pieces = [
             order.rows_at(range(step * 16 + rank * per_rank, step * 16 + (rank + 1) * per_rank))

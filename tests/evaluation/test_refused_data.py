@@ -15,7 +15,6 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import run
-from tests.training.test_finetune import small_run
 
 NAMED = ClassLabel(names=["green", "red"])
 RIGHT = [row % 2 for row in range(8)]
@@ -53,10 +52,8 @@ LABELS = {
 
 
 @pytest.fixture(scope="module")
-def trained(photos, tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("trained") / "run"
-    small_run(photos, path, "--batch-size", 8, steps=5)
-    return path
+def trained(plain_run) -> Path:
+    return plain_run
 
 
 def picture(row: int) -> dict:

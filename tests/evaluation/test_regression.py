@@ -203,6 +203,7 @@ def test_a_run_reports_errors_and_evaluate_and_predict_agree_with_it(ages, train
     assert "number, `age`" in (trained / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_stopped_regression_resumes_bit_for_bit(ages, trained, tmp_path):
     out = tmp_path / "run"
     with stopped_in_part(11):

@@ -227,6 +227,7 @@ def test_tta_is_the_mean_of_the_probabilities_of_each_class(shapes, trained, tmp
     torch.testing.assert_close(mean_of_labels(*logits).double(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_of_several_labels_resumes_bit_for_bit(shapes, trained, tmp_path):
     out = tmp_path / "run"
     with stopped_in_part(11):

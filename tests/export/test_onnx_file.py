@@ -30,10 +30,15 @@ from vitcli.weights.io import read_weights
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
+def exported(made_once):
     """A file that a gate has accepted, and one with another bias, each with its golden file."""
     pytest.importorskip("onnxruntime")
-    folder = tmp_path_factory.mktemp("exported")
+    folder = made_once("exported", write_exported)
+    return folder, json.loads((folder / "result.json").read_text())
+
+
+def write_exported(folder):
+    folder.mkdir()
     gate = ("--gate", "demo:pretrain", "--split", "test[:60]", "--max-drop", 5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparison, "ENOUGH_S", 0.0)
@@ -42,7 +47,7 @@ def exported(tmp_path_factory):
     change_bias(folder / "net.onnx", folder / "other.onnx")
     images = DataSet("demo").open("test[:20]")
     write_golden(folder / "other.onnx", images, preprocessing(), precision="fp32")
-    return folder, outcome.json
+    (folder / "result.json").write_text(outcome.out)
 
 
 def preprocessing():

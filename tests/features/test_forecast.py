@@ -78,7 +78,7 @@ def test_a_large_split_gives_a_sample_in_its_proportions(monkeypatch):
 def test_every_term_of_the_mixture_is_the_conditional_gaussian_of_brute_force():
     """The scale a as a Gaussian of huge variance: condition the joint covariance, without the closed form."""
     rng, num_checked = np.random.default_rng(0), 0
-    for _ in range(25):
+    for _ in range(10):
         points = random_points(rng)
         fit = forecasts._fit(points, 200, (2, 5))
         errors = np.array([point.mean for point in points])
@@ -104,7 +104,7 @@ def test_every_term_of_the_mixture_is_the_conditional_gaussian_of_brute_force():
         expected = np.exp(np.array(logs) - max(logs))
         found = fit.weights_G[at] / fit.weights_G[at][np.argmax(logs)]
         np.testing.assert_allclose(found, expected, atol=2e-4)
-    assert num_checked > 1000
+    assert num_checked > 400
 
 
 def test_the_intervals_hold_what_more_images_of_a_known_distribution_bring():

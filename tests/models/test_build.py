@@ -179,7 +179,16 @@ def test_group_norms_have_the_epsilon_of_each_family():
         assert {m.eps for m in model.modules() if isinstance(m, nn.GroupNorm)} == {eps}
 
 
-@pytest.mark.parametrize("name", ["R50+B/32", "BiT-R152x4", "EfficientNet-L2", "R50+ViT-L/16"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "R50+B/32",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("BiT-R152x4", "EfficientNet-L2", "R50+ViT-L/16")
+        ),
+    ],
+)
 def test_what_timm_has_no_name_for_is_built_all_the_same(name):
     arch = arch_of(name, image_size=(224, 224), num_classes=3)
 
@@ -449,11 +458,16 @@ TINY = {"embed_dim": 32, "depth": 2, "num_heads": 2}
     ("name", "side", "args"),
     [
         ("vit_base_patch16_siglip_224", 32, TINY),
-        ("naflexvit_base_patch16_map", 32, {}),
-        ("vit_pe_core_tiny_patch16_384", 32, TINY),
         ("cait_xxs24_224", 32, TINY),
-        ("pit_ti_224", 64, {}),
-        ("test_vit3", 32, {}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("naflexvit_base_patch16_map", 32, {}),
+                ("vit_pe_core_tiny_patch16_384", 32, TINY),
+                ("pit_ti_224", 64, {}),
+                ("test_vit3", 32, {}),
+            )
+        ),
     ],
 )
 def test_the_cost_of_a_network_that_pools_with_a_learned_query_is_counted(name, side, args):

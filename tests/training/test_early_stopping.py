@@ -42,7 +42,7 @@ def evaluations(folder) -> list[tuple[int, tuple[float, float]]]:
     return scored[:-1]  # the last is of the images to report on
 
 
-@pytest.mark.parametrize("average", [0, 0.5])
+@pytest.mark.parametrize("average", [0, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_a_run_ends_after_its_patience_with_its_best_weights_also_over_a_stop(
     photos, tmp_path, monkeypatch, average
 ):

@@ -158,7 +158,11 @@ def trained(queued: QueuedDevice, folder, kind: str, name: str, gradients) -> Tr
 
 @pytest.mark.parametrize(
     ("kind", "optimizer", "gradients"),
-    [("classes", "adam", DdpSum), ("classes", "sgd", PairwiseSum), ("patches", "sgd", DdpSum)],
+    [
+        ("classes", "adam", DdpSum),
+        pytest.param("classes", "sgd", PairwiseSum, marks=pytest.mark.slow),
+        pytest.param("patches", "sgd", DdpSum, marks=pytest.mark.slow),
+    ],
 )
 def test_no_step_waits_and_its_numbers_are_read_while_the_next_one_is_computed(
     device, kind, optimizer, gradients, tmp_path
@@ -184,24 +188,17 @@ def reads_late(monkeypatch):
         monkeypatch.setattr(module, "runs_ahead", lambda device: True)
 
 
-@pytest.fixture(scope="module")
-def at_once(photos, tmp_path_factory):
-    out = tmp_path_factory.mktemp("at_once") / "run"
-    small_run(photos, out, *TRICKY)
-    return out
-
-
 def test_numbers_read_late_change_no_bit_of_a_run_also_of_one_that_is_stopped(
-    photos, at_once, tmp_path, reads_late
+    photos, plain_run, tmp_path, reads_late
 ):
     small_run(photos, tmp_path / "late", *TRICKY)
     when_logged(tmp_path / "stopped", 5, lambda: signal.raise_signal(signal.SIGTERM))
     stopped = run(*SMALL, "--dataset", photos, "--out", tmp_path / "stopped", "--steps", 8, *TRICKY)
 
-    assert fingerprint(tmp_path / "late") == fingerprint(at_once)
+    assert fingerprint(tmp_path / "late") == fingerprint(plain_run)
     assert stopped.code == 143 and newest_checkpoint_step(tmp_path / "stopped") in range(4, 8)
     small_run(photos, tmp_path / "stopped", *TRICKY)
-    assert fingerprint(tmp_path / "stopped") == fingerprint(at_once)
+    assert fingerprint(tmp_path / "stopped") == fingerprint(plain_run)
 
 
 def test_a_loss_that_is_not_finite_is_the_same_error_when_it_is_read_late(photos, tmp_path, monkeypatch):

@@ -69,8 +69,10 @@ def write(folder: Path, arch, state=None, **changes) -> dict[str, torch.Tensor]:
         demo(),
         demo(gelu="erf"),
         demo(gelu="timm"),
-        architecture("vit_tiny_patch16_224", image_size=(64, 32), num_classes=3),
-        architecture("resnet18", image_size=(32, 32), num_classes=3),
+        pytest.param(
+            architecture("vit_tiny_patch16_224", image_size=(64, 32), num_classes=3), marks=pytest.mark.slow
+        ),
+        architecture("resnet10t", image_size=(32, 32), num_classes=3),
     ],
     ids=lambda arch: f"{arch.name}-{arch.gelu}",
 )

@@ -48,11 +48,18 @@ def state_of(*, side: int = GRID, prefix: int = 1, **changes) -> dict[str, torch
         architecture(
             "R26+S/32", image_size=(96, 96), num_classes=7, options=TransformerOptions(classifier="gap")
         ),
-        architecture("R50+B/32", image_size=(64, 64), num_classes=7),
-        architecture("R50+B/16", image_size=(64, 64), num_classes=7),
         architecture("BiT-R50x1", image_size=(224, 224), num_classes=7),
-        architecture("BiT-R50x2", image_size=(224, 224), num_classes=0),
-        architecture("BiT-R152x1", image_size=(224, 224), num_classes=7),
+        *(
+            pytest.param(
+                architecture(name, image_size=(size, size), num_classes=count), marks=pytest.mark.slow
+            )
+            for name, size, count in (
+                ("R50+B/32", 64, 7),
+                ("R50+B/16", 64, 7),
+                ("BiT-R50x2", 224, 0),
+                ("BiT-R152x1", 224, 7),
+            )
+        ),
     ],
     ids=lambda arch: f"{arch.name}-{arch.classifier}-{arch.num_classes}",
 )

@@ -57,6 +57,7 @@ def test_the_first_loss_is_that_of_the_drawn_classes_with_their_weights(uneven, 
     assert 'sampling = "sqrt"' in recipe and 'class_weights = "sqrt"' in recipe
 
 
+@pytest.mark.slow
 def test_a_stopped_run_with_all_of_it_resumes_bit_for_bit(uneven, tmp_path):
     words = (*SMALL, "--dataset", uneven, "--steps", 5, *TRICKY, *AUGMENTED)
     assert run(*words, "--out", tmp_path / "unbroken").code == 0

@@ -183,11 +183,6 @@ def test_every_command_takes_it(photos, runs, tmp_path):
     why = outcome("predict", "--ckpt", ckpt, image, "--why", tmp_path / "why.html")["predictions"][0]["why"]
     assert why["class"] == why["closed_form"]["class"] == "red" and len(why["reasons"]) == 3
     assert np.shape(why["patches"]) == (2, 2)
-    onnx = tmp_path / "run.onnx"
-    exported = outcome("export", ckpt, onnx)
-    assert exported["max_rel_difference"] < 1e-5 and exported["num_classes"] == 2
-    assert run("export", "--check", onnx).code == 0
-    assert outcome("export", ckpt, tmp_path / "run.pt2")["max_rel_difference"] < 1e-5
     widths = {"pre_logits": 4 * WIDTH, "token": WIDTH, "gap": WIDTH}
     for layer, width in widths.items():
         file = tmp_path / f"{layer}.safetensors"
@@ -205,6 +200,16 @@ def test_every_command_takes_it(photos, runs, tmp_path):
     outcome("interpolate-posemb", ckpt, larger, "--res", 32)
     assert load_file(larger)["head.weight"].shape == (2, 4 * WIDTH)
     assert load_file(larger)["pos_embed"].shape == (1, 17, WIDTH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_a_program_computes_it(runs, tmp_path, suffix):
+    file = tmp_path / f"run.{suffix}"
+    exported = run("export", runs["layered"], file, "--quiet", "--json").json
+
+    assert exported["max_rel_difference"] < 1e-5 and exported["num_classes"] == 2
+    assert suffix != "onnx" or run("export", "--check", file).code == 0
 
 
 def test_fine_tuning_from_it_keeps_the_head_or_takes_an_ordinary_one(photos, runs, tmp_path):

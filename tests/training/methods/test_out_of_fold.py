@@ -116,6 +116,7 @@ def test_predict_and_the_card_use_the_numbers(images, folded):
     assert result["selective"]["advice"] in " ".join((folded / "README.md").read_text().split())
 
 
+@pytest.mark.slow
 def test_a_killed_fold_and_a_killed_last_run_store_the_same_bits(ckpt, images, folded, tmp_path):
     killed = tmp_path / "killed"
     shutil.copytree(folded, killed)
