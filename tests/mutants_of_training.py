@@ -96,8 +96,8 @@ OF_TRAINING = {
         "tests/training/many_runs/test_folds.py::test_a_limit_of_time_is_shared_by_the_runs_that_follow_one_another",
     ): {
         "the run on all images has no part of the time": (
-            "ceil(self.recipe.train.folds / max(1, self.options.arms_parallel)) + 1",
-            "ceil(self.recipe.train.folds / max(1, self.options.arms_parallel))",
+            "counts = recipe.train.folds, 1",
+            "counts = recipe.train.folds, 0",
         ),
     },
     (
@@ -215,8 +215,8 @@ OF_TRAINING = {
             '"sha256": run["sha256"], "weight": 1 / len(record["runs"])',
         ),
         "an average takes the time of its first run": (
-            "None if None in values else sum(values) for name, values in totals.items()",
-            "None if None in values else values[0] for name, values in totals.items()",
+            "**totals_of([run.summary for run in task.runs]),",
+            "**totals_of([task.runs[0].summary]),",
         ),
         "the mean accuracy of runs is their best": (
             'mean(run.summary["top1"] for run in task.runs)',
@@ -236,8 +236,8 @@ OF_TRAINING = {
             'max(summary["peak_memory_gib"] for summary in folds)',
         ),
         "folds: the time of the run on all images does not count": (
-            "known = {key: [summary.get(key) for summary in everything] for key in SUMMED}",
-            "known = {key: [summary.get(key) for summary in folds] for key in SUMMED}",
+            "**totals_of(everything),",
+            "**totals_of(folds),",
         ),
     },
     (

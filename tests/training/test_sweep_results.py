@@ -306,6 +306,6 @@ def test_the_scores_of_several_runs_are_means_and_their_deviation_is_that_of_a_s
 def test_the_hours_of_all_runs_are_those_of_all_their_images():
     plan = {"total_steps": 10, "images_seen": 7_200, "exaflops": 0.5}
 
-    whole = sweep_results.plan_of_all(plan | {"measured_images_per_s": 2.0}, [plan, plan], 3)
+    whole = sweep_results.plan_of_all(plan | {"measured_images_per_s": 2.0}, [plan] * 5, {"num_runs": 3})
     assert (whole["all_images_seen"], whole["all_measured_hours"]) == (36_000, 5.0)
     assert (whole["all_steps"], whole["all_exaflops"]) == (50, 2.5)

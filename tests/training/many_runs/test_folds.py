@@ -20,6 +20,7 @@ from tests.conftest import run, vit
 from tests.training.test_finetune import SMALL, fingerprint, when_logged
 from vitcli import recipe
 from vitcli.training.many_runs import folds
+from vitcli.training.many_runs import runs as many_runs
 from vitcli.training.many_runs.folds import CrossValidation
 from vitcli.training.text import as_text
 
@@ -200,7 +201,7 @@ def test_what_folds_cannot_be_is_refused_before_anything_is_written(objects, tmp
 
 @pytest.mark.parametrize(("at_a_time", "minutes"), [(1, 10), (2, 15), (5, 30)])
 def test_a_limit_of_time_is_shared_by_the_runs_that_follow_one_another(monkeypatch, at_a_time, minutes):
-    monkeypatch.setattr(folds, "settle_pixels", lambda recipe, command: recipe)
+    monkeypatch.setattr(many_runs, "settle_pixels", lambda recipe, command: recipe)
     words = ["train.folds=5", "schedule.max_minutes=60", "data.dataset=photos", "model.ckpt=demo"]
     options = SimpleNamespace(arms_parallel=at_a_time)
     runs = CrossValidation("finetune", recipe.load("finetune/default", words), options, SimpleNamespace(
@@ -218,12 +219,8 @@ def test_what_all_folds_took_is_added_and_their_deviation_is_that_of_a_sample(mo
         return about | {"peak_memory_gib": peak_gib, "exaflops": exaflops, "num_held_out_seen": 2}
 
     each = [of_run(0.5, 10.0, 1.0), of_run(0.7, 20.0, 4.0), of_run(0.9, 30.0, 2.0)]
-    runs = SimpleNamespace(
-        recipe=SimpleNamespace(data=SimpleNamespace(group_column="object")),
-        path=tmp_path,
-        _folded=SimpleNamespace(num_groups=8),
-    )
-    largest = [CrossValidation._summary(runs, each, of_run(0.6, 40.0, peak), None) for peak in (3.0, 5.0)]
+    about = {"path": tmp_path, "group_column": "object", "num_groups": 8, "frozen": None}
+    largest = [folds.summary_of_folds(each, of_run(0.6, 40.0, peak), **about) for peak in (3.0, 5.0)]
     summary = largest[0]
 
     assert (summary["folds"]["mean"], summary["folds"]["std"]) == (pytest.approx(0.7), pytest.approx(0.2))
@@ -231,7 +228,7 @@ def test_what_all_folds_took_is_added_and_their_deviation_is_that_of_a_sample(mo
     assert (summary["elapsed_s"], summary["peak_memory_gib"], summary["exaflops"]) == (100.0, 4.0, 2.0)
     assert largest[1]["peak_memory_gib"] == 5.0  # of the run on all images
     assert summary["num_held_out_seen"] == 6  # of the folds, which are scored on different images
-    unknown = CrossValidation._summary(runs, each, of_run(0.6, 1.0, 1.0, exaflops=None), None)
+    unknown = folds.summary_of_folds(each, of_run(0.6, 1.0, 1.0, exaflops=None), **about)
     assert unknown["exaflops"] is None
 
 

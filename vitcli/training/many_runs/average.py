@@ -21,7 +21,6 @@ from vitcli.data.seen_images import KEY, merged
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.distributed import peers
-from vitcli.distributed.runtime import Runtime
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.evaluation import inference
 from vitcli.evaluation.inference import EvalSettings
@@ -49,6 +48,8 @@ from vitcli.training.many_runs.average_inputs import (
     usable_dev,
     with_data,
 )
+from vitcli.training.many_runs.runs import SharedParts
+from vitcli.training.many_runs.sweep_results import totals_of
 from vitcli.training.results import write_run_predictions
 from vitcli.training.setup import RunOptions
 from vitcli.training.splits import RunData
@@ -61,7 +62,6 @@ AUTO, UNIFORM, GREEDY = "auto", "uniform", "greedy"
 RUN = "run"  # what is delivered where no average is accepted
 PASSES = 2  # over the dev split, besides one of each run: its uniform average and its greedy soup
 SIGNIFICANT = 0.05  # p-value of McNemar's test below which an average is worse than the best run
-SUMS = ("elapsed_s", "exaflops")
 # Of the summary of the first run: what holds for the average, too.
 COMMON = (
     "command", "model", "ckpt", "dataset", "train_split", "num_train_examples", "num_classes", "resolution",
@@ -158,26 +158,19 @@ def average(places: Sequence[str], options: AverageOptions) -> dict[str, Any]:
 
 
 def average_of_sweep(
-    paths: Sequence[Path],
-    method: str,
-    out: Path,
-    options: RunOptions,
-    progress: Progress,
-    runtime: Runtime,
-    images: ImageCache,
-    data: RunData,
+    paths: Sequence[Path], method: str, out: Path, options: RunOptions, shared: SharedParts
 ) -> dict[str, Any]:
     """Make one model of the runs of a sweep, by the dev split that they held out, and return its summary."""
     runs = read_runs(paths)
     recipe, asked = runs[0].recipe, {"method": method, "runs": [run.sha256 for run in runs]}
-    if earlier := runtime.on_main(partial(finished, out, asked)):
+    if earlier := shared.runtime.on_main(partial(finished, out, asked)):
         return earlier
-    _, reported = data.train_and_eval(recipe)
-    dev = data.held_out_dev(recipe)
-    settings = settings_of_run(recipe, runtime, progress, workers=options.workers)
+    _, reported = shared.data.train_and_eval(recipe)
+    dev = shared.data.held_out_dev(recipe)
+    settings = settings_of_run(recipe, shared.runtime, shared.progress, workers=options.workers)
     task = AverageTask(runs, method, dev, reported, settings, out, asked, options.arguments)
-    with peers.watched(runtime):
-        return Averaging(_ready(task, images, is_held_out=True)).run()
+    with peers.watched(shared.runtime):
+        return Averaging(_ready(task, shared.images, is_held_out=True)).run()
 
 
 def _ready(task: AverageTask, images: ImageCache, *, is_held_out: bool) -> AverageTask:
@@ -495,9 +488,8 @@ def _summary_of(
     task: AverageTask, record: dict[str, Any], scores: dict[str, float], num_examples: int, skipped: set[str]
 ) -> dict[str, Any]:
     """Return the object of summary.json: that of a run, with the record of the average."""
-    first, each = task.runs[0].summary, [run.summary for run in task.runs]
+    first = task.runs[0].summary
     common = {key: first[key] for key in COMMON if key in first}
-    totals = {name: [summary.get(name) for summary in each] for name in SUMS}
     return TrainingSummary.written(
         {
             **common,
@@ -511,7 +503,7 @@ def _summary_of(
             "fewshot": None,
             "num_skipped_images": len(skipped),
             "skipped_images": sorted(skipped)[:100],
-            **{name: None if None in values else sum(values) for name, values in totals.items()},
+            **totals_of([run.summary for run in task.runs]),
             "num_processes": task.settings.runtime.world_size,
             "average": record,
             "weights": str(task.out / run_folder.WEIGHTS),

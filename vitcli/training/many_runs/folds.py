@@ -7,11 +7,9 @@ chosen within each fold, on a dev part of what it is trained on, so that no imag
 """
 
 import shlex
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from math import ceil
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -29,72 +27,61 @@ from vitcli.errors import VitError
 from vitcli.evaluation import inference, predictions
 from vitcli.evaluation.metrics import Metrics, metrics_of
 from vitcli.evaluation.predictions import Predictions
-from vitcli.evaluation.setup import settings_of_run, settle_pixels
+from vitcli.evaluation.setup import settings_of_run
 from vitcli.features.folds import fold_accuracy
 from vitcli.output import run_folder
-from vitcli.output.run_folder import FOLDS, PREDICTIONS, REPEATS, RunFolder, earlier_summary
+from vitcli.output.run_folder import FOLDS, PREDICTIONS, REPEATS
 from vitcli.output.summaries import FoldScores, FoldsSummary, FrozenScores, TrainingSummary
 from vitcli.output.text import count_of
 from vitcli.recipe import Recipe
-from vitcli.training.many_runs import parallel_runs
-from vitcli.training.many_runs.sequence import open_folder, run_all
-from vitcli.training.many_runs.sweep import Job, SharedParts, Sweep
+from vitcli.training.many_runs.runs import ManyRuns, SharedParts, Stage
+from vitcli.training.many_runs.sweep import run_or_sweep
+from vitcli.training.many_runs.sweep_results import plan_of_all, totals_of
 from vitcli.training.methods import out_of_fold
 from vitcli.training.methods.calibrate import OutOfFold
-from vitcli.training.results import write_sweep_results
-from vitcli.training.run import run as run_job
 from vitcli.training.setup import RunOptions, initial_model
 from vitcli.training.text import fold_line
 
-SUMMED = ("elapsed_s", "exaflops")  # over all runs; unknown if that of any run is
 SEEN = ("num_held_out_copies", "num_held_out_seen")
 
 
 class CrossValidation:
-    """The runs of all folds and that on all images, one after the other, with what they share."""
+    """The runs of all folds and that on all images."""
 
     def __init__(self, command: str, recipe: Recipe, options: RunOptions, shared: SharedParts):
         self.command, self.recipe, self.options, self.shared = command, recipe, options, shared
-        self.runtime, self.progress = self.shared.runtime, self.shared.progress
-        self.path: Path | None = None
-        self.folder: RunFolder | None = None  # open on the first process only
+        counts = recipe.train.folds, 1
+        self.runs = ManyRuns(command, recipe, options, shared, counts=counts, make_run=self._make_run)
+
+    def _make_run(self, recipe: Recipe, options: RunOptions) -> dict[str, Any]:
+        options = replace(
+            options, scores_of_folds=self._scores_of_folds, outputs_of_folds=self._outputs_of_folds
+        )
+        return run_or_sweep(self.command, recipe, options, self.shared)
 
     def plan(self) -> dict[str, Any]:
         """Return the plan of the run on all images, and the totals of all runs."""
-        unmeasured = replace(self.options, measure=False, quiet=True)
-        final = self._plan_of(self._final_recipe(), self.options)  # first: it may be measured
-        plans = [final, *(self._plan_of(recipe, unmeasured) for recipe in self._fold_recipes())]
-        exaflops = [plan.get("all_exaflops", plan["exaflops"]) for plan in plans]
-        totals = {
-            "num_folds": self.recipe.train.folds,
-            "all_steps": sum(plan.get("all_steps", plan["total_steps"]) for plan in plans),
-            "all_images_seen": sum(plan.get("all_images_seen", plan["images_seen"]) for plan in plans),
-            "all_exaflops": None if None in exaflops else sum(exaflops),
-        }
-        if "measured_images_per_s" in final:
-            totals["all_measured_hours"] = totals["all_images_seen"] / final["measured_images_per_s"] / 3600
-        return {**final, **totals, "recipe": recipes.to_toml(self.recipe)}
-
-    def _plan_of(self, recipe: Recipe, options: RunOptions) -> dict[str, Any]:
-        if recipe.choices:
-            return Sweep(self.command, recipe, options, self.shared).plan()
-        return run_job(self.shared.set_up(recipe, options))
+        final, folds = self.runs.plans(self._final_recipe(), self._fold_recipes())
+        totals = plan_of_all(final, [final, *folds], {"num_folds": len(folds)})
+        return totals | {"recipe": recipes.to_toml(self.recipe)}
 
     def run(self) -> dict[str, Any]:
         """Make all runs, write the folder that holds them and return its summary."""
         folded = self._folded  # data that cannot be divided are refused before anything is written
-        self.path = self.runtime.on_main(self._open_folder)
-        self._note_beginning(folded)
-        try:
+        with self.runs.opened() as path:
+            self._note_beginning(folded, path)
             folds = self._train_folds(folded)
             frozen = self._frozen_scores()
             final = self._train_final()
-            summary = self._summary(folds, final, frozen)
-            if self.folder:
-                write_sweep_results(self.folder, recipes.to_toml(self.recipe), summary, final)
-        finally:
-            if self.folder:
-                self.folder.close()
+            summary = summary_of_folds(
+                folds,
+                final,
+                path=path,
+                group_column=self.recipe.data.group_column,
+                num_groups=folded.num_groups,
+                frozen=frozen,
+            )
+            self.runs.write(summary, final)
         return summary
 
     @cached_property
@@ -109,23 +96,20 @@ class CrossValidation:
             )
         return folded
 
-    def _open_folder(self) -> Path:
-        """Lock the folder and write what is known before the first run."""
-        self.folder = open_folder(self.command, self.recipe, self.options)
-        return self.folder.path
-
-    def _note_beginning(self, folded: FoldedSplit) -> None:
+    def _note_beginning(self, folded: FoldedSplit, path: Path) -> None:
         """Say how the images are divided, and what is not scored."""
         counts = np.bincount(folded.folds_N, minlength=self.recipe.train.folds)
         groups = f" in {count_of(folded.num_groups, 'group')}" if folded.num_groups else ""
         sizes = f"{counts.min():,} to {counts.max():,}" if counts.min() < counts.max() else f"{counts[0]:,}"
         num_images = len(folded.folds_N)
         folds = f"{len(counts)} folds of {sizes} images{groups}, then all {num_images:,} images"
-        self.progress.note(f"{folds}, into {self.path}")
+        self.shared.progress.note(f"{folds}, into {path}")
         source = dataset.from_section(self.recipe.data, self.shared.data.kind)
         if test := source.default_eval_split(besides=base_of(folded.train_split)):
             name = shlex.quote(str(self.options.out or "RUN"))
-            self.progress.detail(f"split {test} is not scored: vit evaluate --ckpt {name} --split {test}")
+            self.shared.progress.detail(
+                f"split {test} is not scored: vit evaluate --ckpt {name} --split {test}"
+            )
 
     def _fold_recipes(self) -> list[Recipe]:
         num_folds = self.recipe.train.folds
@@ -137,65 +121,40 @@ class CrossValidation:
         return self._changed({"data.eval_split": str(FoldName(self.recipe.train.folds)), "eval.every": 0})
 
     def _changed(self, changes: dict[str, Any]) -> Recipe:
-        if minutes := self.recipe.schedule.max_minutes:  # of which each run has an equal part
-            in_a_row = ceil(self.recipe.train.folds / max(1, self.options.arms_parallel)) + 1
-            changes = {**changes, "schedule.max_minutes": minutes / in_a_row}
-        changed = recipes.settled(self.recipe, {"train.folds": 0, **changes})
-        return settle_pixels(changed.with_choices(self.recipe.choices), self.command)
+        return self.runs.settled({"train.folds": 0, **changes}, has_choices=True)
 
     @property
     def _fold_paths(self) -> list[Path]:
-        return [self.path / FOLDS / f"fold-{number + 1}" for number in range(self.recipe.train.folds)]
+        folders = range(1, self.recipe.train.folds + 1)
+        return [self.runs.path / FOLDS / f"fold-{number}" for number in folders]
 
     def _train_folds(self, folded: FoldedSplit) -> list[dict[str, Any]]:
         """Train without each fold and return the summaries."""
-        jobs = list(zip(self._fold_paths, self._fold_recipes(), strict=True))
-        unfinished = [job for job in jobs if not earlier_summary(*job)]
-        if self.options.arms_parallel > 1 and len(unfinished) > 1:
-            self.progress.note(f"{len(unfinished)} folds, {self.options.arms_parallel} at a time")
-            parallel_runs.run_parallel(
-                self.command, unfinished, self.options, starts=self.shared.data.starts, folder=self.path
-            )
+        paths, num_images = self._fold_paths, len(folded.folds_N)
+        held_F = np.bincount(folded.folds_N, minlength=len(paths))
 
-        def train(job: Job) -> dict[str, Any]:
-            number = jobs.index(job)
-            num_held = int((folded.folds_N == number).sum())
-            title = f"fold {number + 1} of {len(jobs)}: trained on {len(folded.folds_N) - num_held:,}, "
-            return self._train(job, title=f"{title}scored on {num_held:,}")
+        def title(number: int) -> str:
+            num_held = int(held_F[number])
+            images = f"trained on {num_images - num_held:,}, scored on {num_held:,}"
+            return f"fold {number + 1} of {len(paths)}: {images}"
 
-        def log(job: Job, summary: dict[str, Any]) -> None:
-            number = jobs.index(job) + 1
-            run_dir = str(job[0].relative_to(self.path))
-            self._log({"fold": number, **_scores_of(summary), "run_dir": run_dir})
-            self.progress.note(fold_line(summary, number, len(jobs)))
+        def log(number: int, summary: dict[str, Any]) -> None:
+            run_dir = str(paths[number].relative_to(self.runs.path))
+            self.runs.log({"fold": number + 1, **_scores_of(summary), "run_dir": run_dir})
+            self.shared.progress.note(fold_line(summary, number + 1, len(paths)))
 
-        return run_all(jobs, train, self.path, finished=lambda job: earlier_summary(*job), on_done=log)
+        return self.runs.train(Stage(list(zip(paths, self._fold_recipes(), strict=True)), title, log))
 
     def _train_final(self) -> dict[str, Any]:
         """Train on all images; return the summary, whose scores are those of the folds."""
         seed = self.recipe.train.seed
-        job = self.path / REPEATS / f"seed-{seed}", self._final_recipe()
-        train = partial(self._train, title=f"trained on all {len(self._folded.train):,} images")
+        path = self.runs.path / REPEATS / f"seed-{seed}"
 
-        def log(job: Job, summary: dict[str, Any]) -> None:
-            self._log({"run": {"seed": seed}, "run_dir": str(job[0].relative_to(self.path))})
+        def log(number: int, summary: dict[str, Any]) -> None:
+            self.runs.log({"run": {"seed": seed}, "run_dir": str(path.relative_to(self.runs.path))})
 
-        return run_all([job], train, self.path, finished=lambda job: earlier_summary(*job), on_done=log)[0]
-
-    def _train(self, job: Job, *, title: str) -> dict[str, Any]:
-        path, recipe = job
-        options = replace(
-            self.options,
-            out=path,
-            overwrite=False,
-            title=title,
-            scores_of_folds=self._scores_of_folds,
-            outputs_of_folds=self._outputs_of_folds,
-            began_at=time.monotonic(),
-        )
-        if recipe.choices:
-            return Sweep(self.command, recipe, options, self.shared).run()
-        return run_job(self.shared.set_up(recipe, options))
+        title = f"trained on all {len(self._folded.train):,} images"
+        return self.runs.train(Stage([(path, self._final_recipe())], lambda _: title, log))[0]
 
     def _scores_of_folds(self) -> tuple[Metrics, list[str], Predictions]:
         """Return what the models of the folds predict of all images, each of those that it has not seen."""
@@ -224,8 +183,9 @@ class CrossValidation:
             return None
         _, recipe = recipes.trials(self._final_recipe())[0]
         start = initial_model(self.shared.make_model, recipe, folded.train)
-        model = start.model.to(self.runtime.device).eval()
-        settings = settings_of_run(recipe, self.runtime, self.progress, workers=self.options.workers)
+        model = start.model.to(self.shared.runtime.device).eval()
+        progress, workers = self.shared.progress, self.options.workers
+        settings = settings_of_run(recipe, self.shared.runtime, progress, workers=workers)
         features_ND, labels_N, rows_N = inference.features(
             model, folded.train, preprocessing_of(recipe.data), settings
         )
@@ -235,38 +195,44 @@ class CrossValidation:
         at_random = score(folds_N=folded.random_folds_N[rows_N], groups_N=None)
         return FrozenScores.written({"by_groups": by_groups, "at_random": at_random})
 
-    def _summary(
-        self, folds: Sequence[dict[str, Any]], final: dict[str, Any], frozen: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        """Return the object of summary.json: that of the final run, with what is known of the folds."""
-        each = [_scores_of(summary) for summary in folds]
-        accuracies = [scores["top1"] for scores in each]
-        of_folds = {
-            "count": len(folds),
-            "mean": mean(accuracies),
-            "std": stdev(accuracies),
-            "runs": each,
-            "group_column": self.recipe.data.group_column,
-            "num_groups": self._folded.num_groups,
-            "frozen": frozen,
-        }
-        everything = [*folds, final]
-        known = {key: [summary.get(key) for summary in everything] for key in SUMMED}
-        seen = {key: [summary.get(key) for summary in folds] for key in SEEN}
-        return TrainingSummary.written(
-            {
-                **final,
-                "run_dir": str(self.path),
-                "folds": FoldsSummary.written(of_folds),
-                **{key: None if None in values else sum(values) for key, values in {**known, **seen}.items()},
-                "peak_memory_gib": max(summary["peak_memory_gib"] for summary in everything),
-                "weights": str(self.path / run_folder.WEIGHTS),
-            }
-        )
 
-    def _log(self, record: dict[str, Any]) -> None:
-        if self.folder:
-            self.folder.log(record)
+def summary_of_folds(
+    folds: Sequence[dict[str, Any]],
+    final: dict[str, Any],
+    *,
+    path: Path,
+    group_column: str | None,
+    num_groups: int | None,
+    frozen: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the object of summary.json: that of the final run, with what is known of the folds.
+
+    Args:
+        frozen: accuracy of frozen features, by folds of groups and of single images.
+    """
+    each = [_scores_of(summary) for summary in folds]
+    accuracies = [scores["top1"] for scores in each]
+    of_folds = {
+        "count": len(folds),
+        "mean": mean(accuracies),
+        "std": stdev(accuracies),
+        "runs": each,
+        "group_column": group_column,
+        "num_groups": num_groups,
+        "frozen": frozen,
+    }
+    everything = [*folds, final]
+    return TrainingSummary.written(
+        {
+            **final,
+            "run_dir": str(path),
+            "folds": FoldsSummary.written(of_folds),
+            **totals_of(everything),
+            **totals_of(folds, SEEN),
+            "peak_memory_gib": max(summary["peak_memory_gib"] for summary in everything),
+            "weights": str(path / run_folder.WEIGHTS),
+        }
+    )
 
 
 def _scores_of(summary: dict[str, Any]) -> dict[str, Any]:

@@ -2,15 +2,9 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from vitcli.errors import Stopped
-from vitcli.output import run_folder
-from vitcli.output.run_folder import RunFolder
-from vitcli.recipe import Recipe
-
-if TYPE_CHECKING:  # it loads torch
-    from vitcli.training.setup import RunOptions
 
 Item, Result = TypeVar("Item"), TypeVar("Result")
 
@@ -47,10 +41,3 @@ def run_all(
             if on_done:
                 on_done(item, result)
     return results
-
-
-def open_folder(command: str, recipe: Recipe, options: "RunOptions") -> RunFolder:
-    """Lock the folder of several runs; its metrics have a line per run, written anew each time."""
-    name = recipe.model.name or Path(str(recipe.model.ckpt)).name
-    path = options.out or run_folder.new_folder(command, str(recipe.data.dataset), name)
-    return run_folder.open_run(path, recipe, options.arguments, overwrite=options.overwrite)

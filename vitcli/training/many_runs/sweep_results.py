@@ -16,7 +16,7 @@ from vitcli.recipe.toml import toml_value
 
 LR = "optimizer.lr"
 SCORE = "dev_"  # before the names of scores in an entry of "choices"
-TOTALS = ("elapsed_s", "exaflops")  # over all runs; unknown if that of any run is
+TOTALS = ("elapsed_s", "exaflops")  # over all runs
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def summary_of_all(
         "num_skipped_images": max(len(skipped), *(summary["num_skipped_images"] for summary in scored)),
         "skipped_images": skipped[:100],
         "images_per_s": images / seconds if seconds else None,
-        **{name: _unless_unknown(sum, [summary[name] for summary in summaries]) for name in TOTALS},
+        **totals_of(summaries),
         "peak_memory_gib": max(summary["peak_memory_gib"] for summary in summaries),
         **({"average": average["average"]} if average else {}),
         "weights": str(path / "model.safetensors"),
@@ -200,19 +200,31 @@ def summary_of_all(
     return TrainingSummary.written(summary)
 
 
-def plan_of_all(final: Mapping[str, Any], arms: Sequence[Mapping[str, Any]], num_runs: int) -> dict[str, Any]:
-    """Return the plan of a final run, with the steps, images and compute of all runs."""
-    plans = [*arms, *[final] * num_runs]
+def plan_of_all(
+    final: Mapping[str, Any], plans: Sequence[Mapping[str, Any]], counts: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return the plan of a final run, with the steps, images and compute of all runs.
+
+    Args:
+        plans: of all runs, which may be sweeps.
+        counts: the numbers of runs, such as "num_arms".
+    """
     totals = {
-        "num_arms": len(arms),
-        "num_runs": num_runs,
-        "all_steps": sum(plan["total_steps"] for plan in plans),
-        "all_images_seen": sum(plan["images_seen"] for plan in plans),
-        "all_exaflops": _unless_unknown(sum, [plan["exaflops"] for plan in plans]),
+        **counts,
+        "all_steps": sum(plan.get("all_steps", plan["total_steps"]) for plan in plans),
+        "all_images_seen": sum(plan.get("all_images_seen", plan["images_seen"]) for plan in plans),
+        "all_exaflops": _unless_unknown(sum, [plan.get("all_exaflops", plan["exaflops"]) for plan in plans]),
     }
     if "measured_images_per_s" in final:
         totals["all_measured_hours"] = totals["all_images_seen"] / final["measured_images_per_s"] / 3600
     return {**final, **totals}
+
+
+def totals_of(
+    summaries: Sequence[Mapping[str, Any]], keys: Sequence[str] = TOTALS
+) -> dict[str, int | float | None]:
+    """Return the sums over runs; None where that of any run is unknown."""
+    return {key: _unless_unknown(sum, [summary.get(key) for summary in summaries]) for key in keys}
 
 
 def _mean_probe(probes: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:

@@ -1,0 +1,271 @@
+"""The runs of a command that makes several: each an ordinary resumable run in a folder of its own.
+
+They come in stages, of which each is trained in a row, or its runs side by side, one per device. All runs of
+a command share the processes, the opened data, the decoded images and the network.
+"""
+
+import gc
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitcli import recipe as recipes
+from vitcli.data.image_cache import ImageCache
+from vitcli.data.split import Split
+from vitcli.distributed.runtime import start as start_runtime
+from vitcli.errors import NotFiniteError
+from vitcli.evaluation.setup import settle_pixels
+from vitcli.output import run_folder
+from vitcli.output.atomic import read_json, write_json
+from vitcli.output.run_folder import RunFolder, earlier_summary, refuse_other_recipe
+from vitcli.recipe import Recipe
+from vitcli.training.many_runs import parallel_runs
+from vitcli.training.many_runs.sequence import run_all
+from vitcli.training.results import write_sweep_results
+from vitcli.training.run import run as run_job
+from vitcli.training.setup import InitialModel, MakeModel, RunOptions, progress_of, set_up
+from vitcli.training.splits import RunData
+
+Job = tuple[Path, Recipe]  # run folder and recipe of one run
+MakeRun = Callable[[Recipe, RunOptions], dict[str, Any]]  # to its summary, or its plan with --dry-run
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Runs of a command that do not depend on each other.
+
+    Attributes:
+        jobs: in order.
+        title: of the run with this number, counted from 0, for the terminal.
+        on_done: takes the number and the summary of each run, in order.
+        is_trial: whether a score is all that a run is for: its weights are deleted, and if it diverges, the
+            others go on, and {"diverged": True} stands for its summary.
+    """
+
+    jobs: Sequence[Job]
+    title: Callable[[int], str]
+    on_done: Callable[[int, dict[str, Any]], None]
+    is_trial: bool = False
+
+
+class SharedParts:
+    """What the runs of one command have in common: processes, opened data, decoded images, the network.
+
+    Args:
+        num_runs: of the command in all.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        recipe: Recipe,
+        options: RunOptions,
+        make_model: MakeModel,
+        data: RunData,
+        *,
+        num_runs: int,
+    ):
+        self.runtime = start_runtime(
+            recipe.precision.compute, exact=options.exact, stall_minutes=recipe.train.stall_minutes
+        )
+        self.progress = progress_of(options, self.runtime)
+        for note in self.runtime.notes:
+            self.progress.note(note)
+        self.images = ImageCache(
+            recipe.data.cache,
+            processes_here=self.runtime.processes_here,
+            has_siblings=options.arms_parallel > 1,
+            num_runs=num_runs,
+        )
+        self.data = data
+        self.make_model = make_model if options.shard else SharedNetwork(make_model)  # slices cannot be reset
+        self._command = command
+
+    def make_run(self, recipe: Recipe, options: RunOptions) -> dict[str, Any]:
+        """Make one run and return its summary, or its plan with --dry-run."""
+        job = set_up(
+            self._command,
+            recipe,
+            options,
+            self.make_model,
+            data=self.data,
+            images=self.images,
+        )
+        return run_job(job)
+
+
+class ManyRuns:
+    """The runs of one command, and the folder that holds them and delivers what one of them does.
+
+    Args:
+        counts: the number of runs in each stage.
+        make_run: makes one of them, which may be a sweep of its own.
+
+    Attributes:
+        path: the folder, once it is open.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        recipe: Recipe,
+        options: RunOptions,
+        shared: SharedParts,
+        *,
+        counts: Sequence[int],
+        make_run: MakeRun,
+    ):
+        self.command, self.recipe, self.options = command, recipe, options
+        self.shared, self._counts, self._make_run = shared, counts, make_run
+        self.path: Path | None = None
+        self._folder: RunFolder | None = None  # open on the first process only
+
+    def settled(self, changes: Mapping[str, Any], *, has_choices: bool = False) -> Recipe:
+        """Return the recipe of one run; its checkpoint, if there are several, decides about its pixels.
+
+        A time limit is that of the command, of which each run that follows another has an equal part.
+
+        Args:
+            has_choices: whether the run makes the choices of the command's recipe itself.
+        """
+        if minutes := self.recipe.schedule.max_minutes:
+            width = max(1, self.options.arms_parallel)
+            num_in_a_row = sum(ceil(count / width) for count in self._counts)
+            changes = {**changes, "schedule.max_minutes": minutes / num_in_a_row}
+        changed = recipes.settled(self.recipe, changes)
+        return settle_pixels(
+            changed.with_choices(self.recipe.choices) if has_choices else changed, self.command
+        )
+
+    def plans(self, final: Recipe, others: Sequence[Recipe]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the plan of a final run, which may be measured, and those of other runs."""
+        plan = self._make_run(final, self.options)
+        unmeasured = replace(self.options, measure=False, quiet=True)
+        return plan, [self._make_run(recipe, unmeasured) for recipe in others]
+
+    @contextmanager
+    def opened(self) -> Iterator[Path]:
+        """Lock the folder while the runs are made; write what is known before the first."""
+        self.path = self.shared.runtime.on_main(self._open_folder)
+        try:
+            yield self.path
+        finally:
+            if self._folder:
+                self._folder.close()
+
+    def _open_folder(self) -> Path:
+        """Open it; its metrics have a line per run, written anew each time."""
+        recipe, options = self.recipe, self.options
+        name = recipe.model.name or Path(str(recipe.model.ckpt)).name
+        path = options.out or run_folder.new_folder(self.command, str(recipe.data.dataset), name)
+        self._folder = run_folder.open_run(path, recipe, options.arguments, overwrite=options.overwrite)
+        return path
+
+    def train(self, stage: Stage) -> list[dict[str, Any]]:
+        """Make the runs of a stage that are not finished yet; return the summaries of all in order."""
+        jobs, on_main = stage.jobs, self.shared.runtime.on_main
+        look_up = _finished_trial if stage.is_trial else earlier_summary
+        unfinished = [job for job in jobs if not look_up(*job)]
+        if self.options.arms_parallel > 1 and len(unfinished) > 1:
+            self.shared.progress.note(f"{len(unfinished)} runs, {self.options.arms_parallel} at a time")
+            diverged = parallel_runs.run_parallel(
+                self.command, unfinished, self.options, starts=self.shared.data.starts, folder=self.path
+            )
+            for path in diverged if stage.is_trial else ():
+                _mark_diverged(path)
+
+        def train(number: int) -> dict[str, Any]:
+            path, recipe = jobs[number]
+            title, began_at = stage.title(number), time.monotonic()
+            options = replace(self.options, out=path, overwrite=False, title=title, began_at=began_at)
+            try:
+                return self._make_run(recipe, options)
+            except NotFiniteError as error:
+                if not stage.is_trial:
+                    raise
+                self.shared.progress.note(f"note: {error.message}")
+            return on_main(partial(_mark_diverged, path))
+
+        def on_done(number: int, summary: dict[str, Any]) -> None:
+            if stage.is_trial:
+                on_main(partial(_drop_weights, jobs[number][0]))
+            stage.on_done(number, summary)
+
+        def finished(number: int) -> dict[str, Any] | None:
+            return on_main(partial(look_up, *jobs[number]))
+
+        return run_all(range(len(jobs)), train, self.path, finished=finished, on_done=on_done)
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Add a line to metrics.jsonl."""
+        if self._folder:
+            self._folder.log(record)
+
+    def write(self, summary: dict[str, Any], delivered: dict[str, Any]) -> None:
+        """Write the summary of all runs, and the files of the one that is delivered, by its summary."""
+        if self._folder:
+            write_sweep_results(self._folder, recipes.to_toml(self.recipe), summary, delivered)
+
+
+def _finished_trial(path: Path, recipe: Recipe) -> dict[str, Any] | None:
+    """Return the summary of a finished trial or the mark of a diverged one; its weights may be deleted."""
+    result = run_folder.finished_summary(path) or read_json(path / run_folder.DIVERGED)
+    if result is not None:
+        refuse_other_recipe(path, recipe)
+    return result
+
+
+def _mark_diverged(path: Path) -> dict[str, Any]:
+    """Write and return a mark, so that a resumed sweep does not train a diverged trial again."""
+    mark = {"diverged": True}
+    write_json(path / run_folder.DIVERGED, mark)
+    return mark
+
+
+def _drop_weights(path: Path) -> None:
+    """Delete the weights of a trial, whose score is all that counts: 1.2 GB each for ViT-L/16."""
+    for name in (run_folder.WEIGHTS, "config.json", "README.md"):
+        (path / name).unlink(missing_ok=True)
+    shutil.rmtree(path / "checkpoints", ignore_errors=True)
+
+
+class SharedNetwork:
+    """A network that is built and compiled once and reset for every run that needs the same one.
+
+    Called like a `MakeModel`.
+    """
+
+    def __init__(self, make_model: MakeModel):
+        self._make_model = make_model
+        self._key: Any = None
+        self._seed: int | None = None
+        self._start: InitialModel | None = None
+        self._state: dict[str, Tensor] = {}
+
+    def __call__(self, recipe: Recipe, split: Split) -> InitialModel:
+        key = (recipe.model, recipe.data.image_size, recipe.objective, split.num_classes)
+        if key != self._key:
+            self._start = None  # free its memory first
+            self._start, self._key = self._make_model(recipe, split), key
+            self._remember(self._start, recipe)
+            return self._start
+        gc.collect()  # the previous run, with its hooks on the parameters
+        # Fresh weights and adapters depend on the seed.
+        is_drawn = self._start.origin is None or recipe.model.lora_rank
+        if is_drawn and recipe.train.seed != self._seed:
+            self._remember(self._make_model(recipe, split), recipe)
+        self._start.model.load_state_dict(self._state)
+        self._start.model.zero_grad(set_to_none=True)
+        return self._start
+
+    def _remember(self, start: InitialModel, recipe: Recipe) -> None:
+        self._state = {name: tensor.clone() for name, tensor in start.model.state_dict().items()}
+        self._seed = recipe.train.seed
