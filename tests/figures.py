@@ -16,17 +16,24 @@ SLACK = 2  # pixels
 
 
 @contextmanager
-def drawn_figures() -> Iterator[dict[str, Figure]]:
-    """Let commands draw their figures, which `conftest.py` else leaves white; yield them by file name."""
-    figures, save = {}, plots.save
+def drawn_figures(*names: str) -> Iterator[dict[str, Figure]]:
+    """Let commands draw figures, which `conftest.py` else leaves white; yield all of them by file name.
+
+    Args:
+        names: of the files that are drawn; none means all.
+    """
+    figures, save, draw = {}, plots.save, Figure.savefig.__wrapped__
 
     def save_and_keep(path: Path, figure: Figure) -> None:
-        save(path, figure)
-        assert path.stat().st_size > 1_000
         figures[path.name] = figure
+        if names and path.name not in names:
+            return save(path, figure)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Figure, "savefig", draw)
+            save(path, figure)
+        assert path.stat().st_size > 1_000
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", Figure.savefig.__wrapped__)
         patch.setattr(plots, "save", save_and_keep)
         yield figures
 

@@ -172,6 +172,7 @@ def test_a_plan_of_all_tasks_needs_no_data(monkeypatch):
     assert {(plan["total_steps"], plan["num_examples"]) for plan in plans.values()} == {(2500, 1000)}
 
 
+@pytest.mark.slow  # loads peft, for a second
 def test_a_plan_whose_compute_is_not_counted_says_so(monkeypatch):
     monkeypatch.delenv("VIT_DATA")
     words = ("--ckpt", "demo", "--res", 64, "--dry-run", "--quiet", "--set", "model.lora_rank=2")

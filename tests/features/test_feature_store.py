@@ -95,10 +95,12 @@ def test_a_file_cut_off_anywhere_keeps_its_whole_rows(filled, tmp_path, number):
         assert rows_there(open_beside(copy, ABOUT, NUM_ROWS)) == sorted([*rows, 11])
 
 
-def test_no_changed_byte_is_ever_read_as_a_feature(filled):
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_changed_byte_is_ever_read_as_a_feature(filled, step):
+    """Every seventh byte is another one of each record, whose length is no multiple of seven."""
     for file in files_of(filled):
         content = file.read_bytes()
-        for place in range(len(content)):
+        for place in range(0, len(content), step):
             changed = bytearray(content)
             changed[place] ^= 0x40
             file.write_bytes(changed)
@@ -220,8 +222,8 @@ def test_safetensors_reads_what_is_written(filled, tmp_path):
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path):
-    """40 MB of features are taken up, written and read in a few."""
-    count, width = 20_000, 512
+    """20 MB of features are taken up, written and read in half of that."""
+    count, width = 10_000, 512
     store = open_beside(tmp_path / "large", ABOUT, count)
     block = np.ones((1000, width), np.float32)
     tracemalloc.start()
@@ -234,5 +236,5 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
-    assert (tmp_path / "out.safetensors").stat().st_size > 40e6
+    assert (tmp_path / "out.safetensors").stat().st_size > 20e6
     assert peak < 12e6

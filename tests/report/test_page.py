@@ -181,7 +181,7 @@ def test_clients_that_read_nothing_say_nothing_or_vanish_keep_no_other_waiting(m
     from vitcli.report import server
 
     assert 0 < server._Handler.timeout <= 30
-    monkeypatch.setattr(server._Handler, "timeout", 1)
+    monkeypatch.setattr(server._Handler, "timeout", 0.3)
     addresses: queue.Queue = queue.Queue()
     options = dict(port=0, ready=addresses.put)
     threading.Thread(
@@ -204,7 +204,7 @@ def test_clients_that_read_nothing_say_nothing_or_vanish_keep_no_other_waiting(m
     vanishing.close()
     for _ in range(15):
         connect(b"GET / HT")
-    for _ in range(100):  # those above are given up after a second
+    for _ in range(100):  # those above are given up after 0.3 s
         with suppress(OSError), urllib.request.urlopen(address, timeout=20) as answer:
             assert len(answer.read()) == 30_000_000
             break

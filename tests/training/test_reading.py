@@ -56,7 +56,16 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "more", [(), ("--lr", "0.01,0.02,0.03"), ("--folds", 5), ("--folds", 3, "--lr", "0.01,0.02")], ids=str
+    "more",
+    [
+        (),
+        ("--folds", 2),
+        *(
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in (("--lr", "0.01,0.02,0.03"), ("--folds", 5), ("--folds", 3, "--lr", "0.01,0.02"))
+        ),
+    ],
+    ids=str,
 )
 def test_an_image_is_opened_once_for_digests_and_once_to_be_decoded(folder, tmp_path, more):
     with counted_opens() as opens:

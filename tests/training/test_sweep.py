@@ -53,7 +53,7 @@ def sweep(photos, tmp_path_factory, decoded) -> tuple[Path, dict[str, Figure]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loader, "open_image", counted)
-        with drawn_figures() as figures:
+        with drawn_figures("selection.png") as figures:
             outcome = run(*BASE, "--dataset", photos, *ASKED, "--out", path, "--workers", 1)
     assert outcome.code == 0, outcome.err + outcome.out
     return path, figures

@@ -68,9 +68,9 @@ def in_float64(statistics: FeatureStatistics, features_ND: np.ndarray, labels_N:
     return FeatureStatistics(statistics.counts_K, means_KD, residuals_ND.T @ residuals_ND / len(rows_ND))
 
 
-def test_the_distance_is_that_of_the_formula_in_a_thousand_random_cases():
+def test_the_distance_is_that_of_the_formula_in_two_hundred_random_cases():
     num_compared = 0
-    for seed in range(1_000):
+    for seed in range(200):
         features_ND, labels_N, num_classes = random_case(seed)
         statistics = statistics_of(features_ND, labels_N, num_classes=num_classes)
         if statistics is None:  # every class has one row
@@ -85,7 +85,7 @@ def test_the_distance_is_that_of_the_formula_in_a_thousand_random_cases():
         found_M = statistics.distances(new_MD, shrinkage=shrinkage)
         np.testing.assert_allclose(found_M, expected_M, atol=2e-3 * scale)
         num_compared += 1
-    assert num_compared > 950
+    assert num_compared > 190
 
 
 @pytest.mark.parametrize("seed", [11, 13])

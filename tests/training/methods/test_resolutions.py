@@ -119,7 +119,7 @@ def test_another_size_has_the_logits_of_weights_resampled_to_it(tmp_path, posemb
         ("vit_tiny_r_s16_p8_224", {}),  # a hybrid
         ("deit3_small_patch16_224", {}),  # positions without the class token
         ("vit_small_patch16_dinov3", {}),  # rotary
-        pytest.param("vit_small_patch16_rope_ape_224", {}, marks=pytest.mark.slow),  # rotary and learned
+        ("vit_small_patch16_rope_ape_224", {}),  # rotary and learned
         # Rotary with learned frequencies
         pytest.param("vit_small_patch16_rope_mixed_224", {}, marks=pytest.mark.slow),
         ("vit_base_patch16_reg4_gap_256", {}),
