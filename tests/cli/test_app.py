@@ -150,22 +150,20 @@ def test_completion_is_installed_for_the_users_shell_and_no_other_shell_is_guess
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_panels_come_in_the_same_order_in_every_help(command):
-    shown = run(*command.split(), "--help").out
+def test_a_help_page_has_its_panels_in_order_an_example_first_defaults_and_no_types_of_python(
+    command, monkeypatch
+):
+    for width in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        check_help(command, run(*command.split(), "--help").out, width)
 
+
+def check_help(command: str, shown: str, width: int) -> None:
     places = [shown.find(f"\n{panel}\n") for panel in ("Arguments", *PANELS)]
     present = [place for place in places if place >= 0]
     assert present == sorted(present)
     groups = ("recipes", "datasets", "cache", "study", "bench")
     assert "Show the traceback of an error." in shown or command in groups
-
-
-@pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_help_page_shows_an_example_first_defaults_and_no_types_of_python(command, width, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(width))
-    shown = run(*command.split(), "--help").out
-
     head, *panels = re.split(r"\n\n(?=[A-Z][a-z]+\n)", shown)
     assert "Example" in head and f"\n  vit {command}" in head
     assert not re.search(r"<bool>|<str>|list\[|\[\[|\{[A-Z]|x>=|\x1b", shown)

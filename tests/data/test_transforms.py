@@ -191,14 +191,12 @@ def test_none_takes_the_exact_centre():
 
 @pytest.mark.parametrize("resize", ["none", "short_side", "square"])
 @pytest.mark.parametrize("size", [(24, 24), (30, 18), (18, 30)])
-@pytest.mark.parametrize(
-    "sides", [(5, 7), (40, 10), (10, 40), (1, 1), (1, 200), (200, 1), (24, 24), (24, 23)]
-)
-def test_a_image_of_any_shape_comes_out_in_the_size_asked_for(resize, size, sides):
+def test_an_image_of_any_shape_comes_out_in_the_size_asked_for(resize, size):
     ours = replace(EVAL, image_size=size, resize=resize, crop_fraction=0.9)
 
-    assert ours(picture(*sides)).shape == (*size, 3)
-    assert ours(picture(*sides)).dtype == np.uint8
+    for sides in ((5, 7), (40, 10), (10, 40), (1, 1), (1, 200), (200, 1), (24, 24), (24, 23)):
+        assert ours(picture(*sides)).shape == (*size, 3)
+        assert ours(picture(*sides)).dtype == np.uint8
 
 
 def test_a_image_smaller_than_the_centre_is_enlarged_until_it_fills_it():
