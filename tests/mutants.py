@@ -187,7 +187,7 @@ OF_RUNS = {
         ""
         "tests/training/test_finetune.py::test_a_run_stopped_within_an_evaluation_resumes_into_it_bit_for_bit",
     ): {
-        "an interrupted evaluation is forgotten": ('saved.state.get("evaluation_due", False)', "False"),
+        "an interrupted evaluation is forgotten": ('saved.state["evaluation_due"]', "False"),
     },
     (
         "vitcli/training/state.py",

@@ -147,7 +147,7 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/weights/pretrained.py",
+        "vitcli/weights/catalog.py",
         "tests/weights/test_pretrained.py::test_a_tag_tells_the_images_of_its_paper_in_the_order_of_training",
     ): {
         "DINO was trained on ImageNet-21k": ('"dino": "in1k"', '"dino": "in21k"'),
@@ -322,7 +322,7 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/weights/pretrained.py",
+        "vitcli/weights/catalog.py",
         "tests/weights/test_pretrained.py::test_a_family_is_summed_up_with_the_network_nearest_to_25_million",
     ): {
         "a family is shown by its largest network": (

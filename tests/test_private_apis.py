@@ -359,7 +359,7 @@ def test_a_torch_without_onednns_packed_products_casts_weights_and_says_so(
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         expected = layer(rows)
         with (
-            pytest.warns(UserWarning, match="oneDNN's packed product is not in torch .* as vit knows it"),
+            pytest.warns(UserWarning, match="oneDNN's packed product is not in torch .* as it was"),
             kernels.dense_layers(layer, torch.device("cpu"), "bf16"),
         ):
             assert torch.equal(layer(rows), expected)

@@ -177,10 +177,9 @@ def test_a_test_split_that_was_all_trained_on_is_opened_where_nothing_is_scored(
 
 
 @pytest.mark.parametrize("train_split", ["auto", None])
-def test_weights_of_earlier_versions_keep_a_cut_but_no_digests(folder, train_split):
+def test_weights_without_digests_keep_the_cut(folder, train_split):
     held_out, _ = trained_on(folder, by_class=False)
-    cut = {key: held_out.dev_cut[key] for key in ("split", "fraction", "fingerprint")}
-    seen = SeenImages.of({"dev_cut": cut}, train_split=train_split)
+    seen = SeenImages.of({"dev_cut": held_out.dev_cut}, train_split=train_split)
 
     assert contents(open_eval(data_section(folder), "auto", seen=seen)) == contents(held_out)
     add_an_image(folder)
@@ -200,7 +199,7 @@ def test_weights_of_earlier_versions_keep_a_cut_but_no_digests(folder, train_spl
     "stored", [{"trained_on": "no base64"}, {"trained_on": 7}, "text", {"held_out": "AA=="}]
 )
 def test_damaged_digests_are_none(stored):
-    cut = {"split": "train", "fraction": "all", "fingerprint": ""}
+    cut = {"split": "train", "fraction": "all", "fingerprint": "", "num_rows": 7}
     assert SeenImages.of({seen_images.KEY: stored, "dev_cut": cut}) == SeenImages()
     assert SeenImages.of({"dev_cut": "train"}) == SeenImages()
 
@@ -374,14 +373,16 @@ def test_an_unreadable_image_is_held_out_last(folder, monkeypatch):
     assert {*seen_images.held_out_order(split, lambda: None)[-6:].tolist()} == {*range(6)}
 
 
-def test_the_part_of_a_run_before_parts_went_by_content_is_found_without_a_note(folder):
+def test_a_part_that_does_not_go_by_content_is_found_without_a_note(folder):
     section = data_section(folder, dev_fraction=0.2, dev_stratified=True)
     whole = open_eval(section, "train")
     train, held_out = cut_dev(whole, dev_fraction=0.2, split="train", stratified=True)
-    cut = {key: value for key, value in held_out.dev_cut.items() if key != "by_content"}
+    assert not held_out.dev_cut["by_content"]
     stored, _ = seen_images.record(train, held_out)
 
-    again = open_eval(section, "auto", seen=SeenImages.of({"dev_cut": cut, seen_images.KEY: stored}))
+    again = open_eval(
+        section, "auto", seen=SeenImages.of({"dev_cut": held_out.dev_cut, seen_images.KEY: stored})
+    )
 
     assert (contents(again), again.notes) == (contents(held_out), ())
 

@@ -117,7 +117,7 @@ def test_timm_refuses_the_weights_by_the_shape_of_the_head(layered):
 
 
 def test_the_description_names_the_layers_only_where_there_are_several():
-    assert "head_layers" not in ARCH.as_dict() and LAYERED.as_dict()["head_layers"] == 2
+    assert ARCH.as_dict()["head_layers"] == 0 and LAYERED.as_dict()["head_layers"] == 2
     assert Architecture.from_dict(LAYERED.as_dict()) == LAYERED
     assert Architecture.from_dict(ARCH.as_dict()) == ARCH
     assert LAYERED.with_head(4) == ARCH.with_head(4)

@@ -69,6 +69,8 @@ FORGERIES = {
     "a word of facts before training": of_state(lambda state: state.update(frozen_head="x")),
     "skipped is a number": of_state(lambda state: state.update(skipped=5)),
     "fused is a word": of_state(lambda state: state.update(fused="yes")),
+    "no word on the evaluation": of_state(lambda state: state.pop("evaluation_due")),
+    "another format": of_state(lambda state: state.update(format=2)),
     "state.json is a list": lambda folder: (folder / "state.json").write_text("[1]"),
     "weights of nothing": of_tensors("model", dict.clear),
     "weights of another shape": of_tensors("model", lambda t: t.update({"head.bias": torch.zeros(9)})),

@@ -8,7 +8,7 @@ from tests.conftest import run
 from vitcli.errors import VitError
 from vitcli.models.variants import VARIANTS
 from vitcli.weights import names
-from vitcli.weights.catalog import _known, as_table, list_weights
+from vitcli.weights.catalog import _named_weights, _papers_name, as_table, list_weights
 from vitcli.weights.download import cached_path
 
 
@@ -21,7 +21,7 @@ def place(tmp_path, monkeypatch):
 
 
 def test_every_listed_name_is_one_of_weights_at_the_listed_place(place):
-    known = [weights for weights in _known() if weights.network in VARIANTS]
+    known = [weights for weights in _named_weights() if _papers_name(weights) in VARIANTS]
 
     assert len({weights.name for weights in known}) == len(known) > 90
     for weights in known[1:]:
@@ -62,7 +62,7 @@ def test_what_is_on_this_machine_is_marked(place):
 
 
 def test_a_pattern_finds_timms_other_networks(place, monkeypatch):
-    monkeypatch.setattr("vitcli.weights.catalog.MOST_BUILT", 3)
+    monkeypatch.setattr("vitcli.weights.catalog.MOST_COUNTED", 3)
     few, many = list_weights("test_vit*"), list_weights("dinov3")
     text = as_table(few)
 

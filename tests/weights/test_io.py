@@ -120,6 +120,17 @@ def test_timm_refuses_a_representation_layer_rather_than_to_drop_it(tmp_path):
 
 
 @pytest.mark.parametrize("alone", [False, True])
+def test_weights_of_another_format_are_refused_by_its_number(tmp_path, monkeypatch, alone):
+    monkeypatch.setattr("vitcli.weights.io.FORMAT", 2)
+    write(tmp_path, demo())
+    if alone:
+        (tmp_path / "config.json").unlink()
+
+    with pytest.raises(WeightsError, match="the weights have the format 2, this version reads 1"):
+        read_weights(str(tmp_path / "model.safetensors" if alone else tmp_path))
+
+
+@pytest.mark.parametrize("alone", [False, True])
 def test_all_that_was_written_comes_back_also_from_the_file_alone(tmp_path, alone):
     arch = demo(pre_logits=True)
     state = write(tmp_path, arch, class_names=tuple("abcde"))

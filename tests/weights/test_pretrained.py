@@ -11,11 +11,11 @@ import torch
 
 from tests.conftest import run
 from vitcli.errors import VitError
-from vitcli.weights import names, pretrained
-from vitcli.weights.pretrained import (
+from vitcli.weights import catalog, names
+from vitcli.weights.catalog import (
     FAMILIES,
     TABLE,
-    TimmWeights,
+    KnownWeights,
     _of_registry,
     known_weights,
     list_pretrained,
@@ -32,7 +32,8 @@ def test_the_table_is_what_the_installed_timm_says():
     known = known_weights()
     params = {weights.network: weights.params for weights in known}
 
-    assert known == _of_registry(params), "run vitcli.weights.pretrained.write_table()"
+    of_registry = [weights._replace(source="") for weights in _of_registry(params)]
+    assert known == of_registry, "run vitcli.weights.catalog.write_table()"
     assert len(known) > 500 and sum(weights.params is None for weights in known) == 0
 
 
@@ -128,14 +129,14 @@ def test_another_timm_is_asked_itself_and_the_table_gives_the_parameters(monkeyp
     # Another version, without the last two networks and with one that no timm has
     kept = [line for line in lines if not line.startswith(("xcit", "convit_tiny"))]
     other.write_text("\n".join(["# timm 0.0.1", *kept, "vit_of_old.tag,224,224,0,1,mit"]) + "\n")
-    monkeypatch.setattr(pretrained, "TABLE", other)
-    monkeypatch.setattr(pretrained, "_counted", lambda network: 7)
+    monkeypatch.setattr(catalog, "TABLE", other)
+    monkeypatch.setattr(catalog, "_params_of", lambda network: 7)
 
     by_registry = known_weights()
 
     assert [one.name for one in by_registry] == [one.name for one in by_table]
     assert {one.params for one in by_registry if one.network == "convit_tiny"} == {7}
-    monkeypatch.setattr(pretrained, "TABLE", tmp_path / "no.csv")  # too many to count
+    monkeypatch.setattr(catalog, "TABLE", tmp_path / "no.csv")  # too many to count
     assert {one.params for one in known_weights()} == {None}
     with pytest.raises(VitError, match="no weights"):
         list_pretrained("vit_of_old")
@@ -144,7 +145,7 @@ def test_another_timm_is_asked_itself_and_the_table_gives_the_parameters(monkeyp
 @pytest.mark.slow
 def test_the_list_is_there_before_torch_is_loaded():
     code = (
-        "import sys; from vitcli.weights.pretrained import list_pretrained; list_pretrained('dinov3'); "
+        "import sys; from vitcli.weights.catalog import list_pretrained; list_pretrained('dinov3'); "
         "print(sorted({'torch', 'timm', 'numpy', 'datasets'} & sys.modules.keys()))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -162,7 +163,7 @@ def test_the_list_is_there_before_torch_is_loaded():
     ],
 )
 def test_a_tag_tells_the_images_of_its_paper_in_the_order_of_training(name, images):
-    assert TimmWeights.pretraining.fget(SimpleNamespace(name=name)) == images
+    assert KnownWeights.pretraining.fget(SimpleNamespace(name=name)) == images
 
 
 def test_a_family_is_summed_up_with_the_network_nearest_to_25_million():
@@ -173,7 +174,7 @@ def test_a_family_is_summed_up_with_the_network_nearest_to_25_million():
     rows = [row("tiny", 5_710_000, 224, 224), row("b", 30_000_000, 256, 128), row("a", 20_000_000, 512, 512)]
     rows += [row("huge", 631_000_000, 378, 378, "cc-by-nc-4.0"), row("none", None, 224, 224)]
 
-    assert pretrained._cells_of_family(("MAE", rows)) == [
+    assert catalog._cells_of_family(("MAE", rows)) == [
         "MAE", "5", "5.7M-631M", "224-512", "mit, cc-by-nc-4.0 (!)", "a",
     ]  # fmt: skip
-    assert pretrained._cells_of_family(("X", rows[-1:])) == ["X", "1", "-", "224", "mit", "none"]
+    assert catalog._cells_of_family(("X", rows[-1:])) == ["X", "1", "-", "224", "mit", "none"]

@@ -57,17 +57,12 @@ def models(
             if is_given:
                 what = "it lists weights at their own size; choose one of the two options"
                 raise typer.BadParameter(what, param_hint=f"{name} with --pretrained")
-        from vitcli.weights import pretrained as of_timm  # loads timm only if it is another than the table's
+    if weights and res is not None:
+        raise typer.BadParameter("weights have their own size", param_hint="--res with --weights")
+    if weights or pretrained:
+        from vitcli.weights import catalog  # loads timm for --pretrained only if it is not the table's
 
-        listed = of_timm.list_pretrained(pattern)
-        return printing.show(listed, of_timm.as_markdown if format == "markdown" else of_timm.as_table)
-    if weights:
-        if res is not None:
-            raise typer.BadParameter("weights have their own size", param_hint="--res with --weights")
-        load_libraries()
-        from vitcli.weights import catalog
-
-        known = catalog.list_weights(pattern)
+        known = catalog.list_pretrained(pattern) if pretrained else catalog.list_weights(pattern)
         return printing.show(known, catalog.as_markdown if format == "markdown" else catalog.as_table)
     image_size = height_and_width(res) or (224, 224)
     load_libraries()

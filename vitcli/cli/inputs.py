@@ -64,8 +64,8 @@ def expand_ckpts(names: Sequence[str]) -> list[str]:
 def _matching(pattern: str) -> list[str]:
     """Return the weights that match a pattern: local ones, else timm's."""
     from vitcli.models.variants import matches
+    from vitcli.weights.catalog import known_weights
     from vitcli.weights.names import check_local
-    from vitcli.weights.pretrained import known_weights
 
     local = []
     for path in sorted(glob.glob(pattern, recursive=True)):

@@ -52,7 +52,7 @@ class SeenImages:
 
     @classmethod
     def of(cls, metadata: dict[str, Any], *, train_split: str | None = None) -> "SeenImages":
-        """Read the metadata of weights; those of earlier versions have no digests, or not even a cut."""
+        """Read the metadata of weights; those of large splits have no digests, others not even a cut."""
         stored = metadata.get(KEY)
         stored = stored if isinstance(stored, dict) else {}
         names = ("trained_on", "held_out", "trained_before")
@@ -334,17 +334,20 @@ def _cut_again(open_split: Callable[[str], Split], seen: SeenImages, *, base: st
     cut = seen.cut
     if cut is None or base_of(cut["split"]) != base:
         return None
-    is_stratified = cut.get("stratified", False)  # cuts of earlier versions were not
     try:
         whole = _grouped(open_split(cut["split"]), cut)  # perhaps a slice that other data do not have
-        if cut.get("num_rows", len(whole)) != len(whole):
+        if cut["num_rows"] != len(whole):
             return None
         if seen.held_out is None and whole.fingerprint != cut["fingerprint"]:
             return None
         if "fold" in cut or "group_column" in cut:  # known by content, which is faster than to group it again
             return _group_cut_again(whole, cut) if seen.held_out is None else None
         order_N = held_out_order(whole, lambda: None) if cut.get("by_content") else None
-        rule = {"dev_fraction": cut["fraction"], "split": cut["split"], "stratified": is_stratified}
+        rule = {
+            "dev_fraction": cut["fraction"],
+            "split": cut["split"],
+            "stratified": bool(cut.get("stratified")),
+        }
         dev = cut_dev(whole, **rule, order_N=order_N)[1]
     except DataError:  # too few rows are left
         return None
@@ -406,9 +409,9 @@ def _readable_cut(cut: Any) -> dict[str, Any] | None:
     """Return a stored cut; None if it is none: weights files may come from anywhere."""
     if not isinstance(cut, dict):
         return None
-    texts, fraction = (cut.get("split"), cut.get("fingerprint")), cut.get("fraction")
-    is_fraction = isinstance(fraction, float) and 0 < fraction < 1
-    return cut if is_fraction and all(isinstance(text, str) for text in texts) else None
+    kinds = {"split": str, "fingerprint": str, "fraction": float, "num_rows": int}
+    is_readable = all(isinstance(cut.get(key), kind) for key, kind in kinds.items())
+    return cut if is_readable and 0 < cut["fraction"] < 1 else None
 
 
 def _were(count: int, split: Split) -> str:

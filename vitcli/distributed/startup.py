@@ -10,13 +10,14 @@ import gc
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 COMPILER = "torch._dynamo"
 PARTS = (COMPILER, f"{COMPILER}.utils")
+MARK = "_disable_dynamo"  # of torch: the decorator of its own functions that are not compiled
 
 
 def load() -> bool:
@@ -27,9 +28,10 @@ def load() -> bool:
     if "timm" in sys.modules:
         return False
     with _without_collection():
-        import torch  # noqa: F401
+        import torch
 
-        with _deferred_compiler():
+        # Without torch's own mark the compiler is loaded, as by everybody else
+        with _deferred_compiler() if hasattr(torch, MARK) else nullcontext():
             import timm  # noqa: F401
             import torchvision.transforms.v2  # noqa: F401
     return True
@@ -116,13 +118,10 @@ class _DeferredModule(ModuleType):
 
 
 def not_compiled(function: Callable | None = None, recursive: bool = True, **_: Any) -> Callable:
-    """Keep a function from being compiled: `torch.compiler.disable`, which loads the compiler, as a mark.
-
-    It is the decorator that torch has for its own functions.
-    """
+    """Keep a function from being compiled: `torch.compiler.disable`, which loads the compiler, as a mark."""
     import torch
 
-    return torch._disable_dynamo(function, recursive)
+    return getattr(torch, MARK, torch.compiler.disable)(function, recursive)
 
 
 def _is_compile_supported(device_type: str) -> bool:

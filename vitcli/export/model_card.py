@@ -484,7 +484,7 @@ def _licence(summary: dict[str, Any], origin: str) -> str:
         origin: " and of CKPT", or "" for fresh weights.
     """
     licence = summary.get(licences.KEY)
-    if not origin or licence is None:  # fresh weights, or a run of an earlier version
+    if not origin or licence is None:  # fresh weights
         return f"No licence is stated here: those of the data{origin} apply."
     if licence == licences.UNKNOWN:
         return (

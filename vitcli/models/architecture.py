@@ -111,11 +111,7 @@ class Architecture:
         return replace(self, num_classes=num_classes, **ordinary)
 
     def as_dict(self) -> dict:
-        stored = {**asdict(self), "image_size": list(self.image_size)}
-        for name in ("representation_size", "head_layers"):
-            if not stored[name]:  # earlier versions refuse a key that they do not know
-                del stored[name]
-        return stored
+        return {**asdict(self), "image_size": list(self.image_size)}
 
     @classmethod
     def from_dict(cls, stored: dict) -> "Architecture":

@@ -41,7 +41,7 @@ def _is_as_known(name: str, check: Callable[[], bool]) -> bool:
     except Exception:  # it is gone, or takes other arguments
         is_as_known = False
     if not is_as_known:
-        what = f"{name} is not in torch {torch.__version__} as vit knows it: slower functions take its place"
+        what = f"{name} is not in torch {torch.__version__} as it was: slower functions take its place"
         warnings.warn(what, stacklevel=2)
     return is_as_known
 

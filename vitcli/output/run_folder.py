@@ -346,10 +346,6 @@ def earlier_summary(path: Path, recipe: Recipe) -> dict[str, Any] | None:
 def refuse_other_recipe(path: Path, recipe: Recipe) -> None:
     """Refuse a folder that holds a run of another recipe, naming the keys that differ."""
     earlier, _ = recipe_of(path)
-    # Earlier versions had no "auto", and wrote "paper" where nobody had chosen.
-    if (earlier.model.posemb_resample, recipe.model.posemb_resample) == ("paper", "auto"):
-        model = earlier.model.model_copy(update={"posemb_resample": "auto"})
-        earlier = earlier.model_copy(update={"model": model})
     differing = recipes.differences(_of_results(earlier), _of_results(recipe))
     advice = f"; to resume it as it was begun, --recipe {path / RECIPE}"
     if (path / WEIGHTS).is_file():

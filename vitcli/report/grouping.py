@@ -44,7 +44,7 @@ class ImageSet(NamedTuple):
 
     Attributes:
         count: number of images; None if the result does not say.
-        fingerprint: of the data; None for results of earlier versions.
+        fingerprint: of the data; None if the result does not say.
     """
 
     count: int | None

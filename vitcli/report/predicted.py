@@ -90,7 +90,7 @@ def _has(record: Run | EvaluationRecord, name: str) -> bool:
 
 
 def _of_run(run: Run) -> tuple[tuple[str, ...], tuple[Pair, ...]]:
-    """Return classes and confusion of a finished run; nothing of one of an earlier version."""
+    """Return classes and confusion of a finished run; nothing where its predictions are not there."""
     if not _has(run, PREDICTIONS):
         return (), ()
     from vitcli.evaluation.predictions import read_predictions  # loads pyarrow

@@ -272,7 +272,7 @@ def read_run(path: Path) -> Run:
 
 
 def _model_of(recipe: dict[str, Any]) -> str:
-    """Return the network of a run of an earlier version, whose plan does not name it."""
+    """Return the network of a run that its plan does not name, by its recipe."""
     return str(recipe.get("model.name") or Path(str(recipe.get("model.ckpt"))).name)
 
 

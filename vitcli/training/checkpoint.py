@@ -37,15 +37,17 @@ Tensors = dict[str, dict[str, Tensor]]
 MANIFEST = "manifest.json"
 WHOLE = "model.safetensors"  # present unless the model is sharded
 SLOTS = {torch.optim.SGD: {"momentum_buffer"}, torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}}
-# Keys of state.json and whether a value is one that is written; the others have been added since.
+FORMAT = 1  # of checkpoints: what is in their state.json and their tensors
+# Keys that every state.json has, and whether a value is one that is written.
 STATE = {
     "fingerprint": lambda value: isinstance(value, dict) and {"train_data", "eval_data"} <= value.keys(),
     "metrics_bytes": lambda value: type(value) is int and value >= 0,
     "elapsed_s": lambda value: type(value) in (int, float) and math.isfinite(value) and value >= 0,
     "skipped": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
     "scaler": lambda value: isinstance(value, dict),
+    "fused": lambda value: type(value) is bool,
+    "evaluation_due": lambda value: type(value) is bool,
 }
-FLAGS = ("fused", "evaluation_due")
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,9 @@ def save(
                 write_safetensors(temporary / f"{name}.safetensors", values)
 
         # Publish the folder by a rename, once every byte is on disk.
-        (temporary / "state.json").write_text(json.dumps({"step": step, **checkpoint.state}))
+        (temporary / "state.json").write_text(
+            json.dumps({"format": FORMAT, "step": step, **checkpoint.state})
+        )
         write_manifest(temporary)
         saved, retired = folder / _name(step), []
         if saved.exists():
@@ -254,6 +258,8 @@ def read(run_dir: Path, step: int, *, place: fsdp.Place = fsdp.whole_place, grou
         else:
             tensors = by_kind(fsdp.read_slices(folder, place, group))
         state = state if isinstance(state, dict) else {}
+        if (format := state.pop("format", FORMAT)) != FORMAT:
+            raise ValueError(f"it has the format {format!r:.20}, this version reads {FORMAT}")
         return Checkpoint(state.pop("step", None), tensors, state)
     except (SafetensorError, ValueError) as error:
         raise WeightsError(
@@ -314,10 +320,9 @@ def _wrong_state(state: dict[str, Any], stored_step: object, step: int, total_st
     for key, is_right in STATE.items():
         if key not in state or not is_right(state[key]):
             return f"{key} in state.json is missing or wrong"
-    wrong = [key for key in FLAGS if type(state.get(key, False)) is not bool]
-    if not wrong and type(state.get("frozen_head", {})) is not dict:
+    if type(state.get("frozen_head", {})) is not dict:
         return "frozen_head in state.json is not an object"
-    return f"{wrong[0]} in state.json is no truth value" if wrong else None
+    return None
 
 
 def _has_head(state: dict[str, Any]) -> bool:

@@ -192,7 +192,7 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
         state.start.restore(saved.tensors["start"], saved.state["probe_head"])
     if job.recipe.model.head == REFIT:
         state.frozen_head = refit.restored(saved.state.get("frozen_head", {}))
-    if not saved.state.get("fused"):  # begun without: by an older version or on another device
+    if not saved.state["fused"]:  # begun without, on another device
         unfuse(state.optimizer)
     checkpoint.restore_optimizer(state.model, state.optimizer, saved.tensors["optimizer"])
     if state.average:
@@ -200,7 +200,7 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
     state.runtime.scaler.load_state_dict(saved.state["scaler"])
     state.step, state.elapsed_s = saved.step, saved.state["elapsed_s"]
     state.skipped = set(saved.state["skipped"])
-    state.is_evaluation_due = saved.state.get("evaluation_due", False)  # older checkpoints are of its end
+    state.is_evaluation_due = saved.state["evaluation_due"]
     if state.best:
         state.best.restore(saved.tensors.get("best", {}), saved.state.get("best", {}), current)
     if state.limit:
@@ -237,9 +237,9 @@ def _compare_fingerprints(before: dict[str, Any], job: TrainingJob) -> None:
             f"files of {job.recipe.data.dataset} have been written again since this run began; "
             "their number, sizes and labels are the same"
         )
-    # With --exact the number of processes changes no bit. Older checkpoints do not name the hardware.
+    # With --exact the number of processes changes no bit.
     ignored = {"num_processes", "gpus_per_machine"} if job.options.exact else set()
-    ignored |= (job.runtime.hardware.keys() - before.keys()) | {*IMAGES, *FILES}
+    ignored |= {*IMAGES, *FILES}
     relevant = [key for key in now if key not in ignored]
     changed = [f"{key} {before.get(key)} -> {now[key]}" for key in relevant if before.get(key) != now[key]]
     if changed:
@@ -247,7 +247,7 @@ def _compare_fingerprints(before: dict[str, Any], job: TrainingJob) -> None:
 
 
 def _have_changed(before: dict[str, Any], now: dict[str, Any], key: str) -> bool:
-    """Compare what is known of the data; older checkpoints, and some kinds of data sets, say less."""
+    """Compare what is known of the data; some kinds of data sets say less."""
     return None not in (before.get(key), now.get(key)) and before[key] != now[key]
 
 

@@ -207,11 +207,7 @@ def length_text(steps: int, batch_size: int, num_examples: int) -> str:
 
 
 def _length_of(summary: dict[str, Any]) -> str:
-    """Return the duration of a finished run; summaries of an older version may lack a number."""
-    steps, batch_size = summary["steps"], summary["batch_size"]
-    if num_examples := summary.get("num_train_examples"):
-        return length_text(steps, batch_size, num_examples)
-    return f"{count_of(steps, 'step')} of {count_of(batch_size, 'image')}"
+    return length_text(summary["steps"], summary["batch_size"], summary["num_train_examples"])
 
 
 def _next_commands(summary: dict[str, Any]) -> list[tuple]:

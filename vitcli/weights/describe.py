@@ -44,6 +44,7 @@ GELU_TEXTS = {
 
 RESAMPLED_FROM = "interpolated_from"  # of the metadata: the first weights, whose classes these have
 STORED = "as stored with the weights"  # the usual origin of a preprocessing
+FORMAT = 1  # of our metadata
 
 
 class WeightsInfo(NamedTuple):
@@ -94,6 +95,9 @@ def _names(source: WeightsSource, info: WeightsInfo, tag: str) -> list[str]:
 
 
 def _from_our_metadata(vit: dict) -> WeightsInfo:
+    if (format := vit.get("format", FORMAT)) != FORMAT:
+        what = f"the weights have the format {format!r:.20}, this version reads {FORMAT}"
+        raise file_error(what, fix="load them with the version that wrote them")
     arch = Architecture.from_dict(vit["architecture"])
     class_names = tuple(map(str, vit["class_names"])) if vit.get("class_names") else None
     if class_names and len(class_names) != arch.num_classes:

@@ -18,7 +18,7 @@ from vitcli.output.atomic import replace_file, write_json
 from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name
 from vitcli.weights import imagenet, licences
-from vitcli.weights.describe import STORED, WeightsInfo, describe
+from vitcli.weights.describe import FORMAT, STORED, WeightsInfo, describe
 from vitcli.weights.diagnose import check_finite, diagnose
 from vitcli.weights.files import (
     CHECKSUM,
@@ -187,6 +187,7 @@ def _our_metadata(
     arch: Architecture, preprocessing: dict | None, class_names: tuple[str, ...] | None, metadata: dict
 ) -> dict:
     return {
+        "format": FORMAT,
         "architecture": arch.as_dict(),
         "preprocessing": preprocessing,
         "class_names": list(class_names) if class_names else None,

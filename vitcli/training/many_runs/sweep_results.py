@@ -82,7 +82,7 @@ def remarks(choices: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> 
     """Return what a choice among these does not prove: equals within the noise, and a best at the edge."""
     best, name = _entry_of(choices, chosen), values_text(chosen)
     notes = []
-    # Values whose interval overlaps that of the best; summaries of earlier versions have none.
+    # Values whose interval overlaps that of the best; one that was not scored has none.
     scored = [choice for choice in choices if choice.get("dev_interval")]
     close = [
         values_text(choice)
