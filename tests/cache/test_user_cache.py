@@ -190,12 +190,12 @@ def test_the_commands_print_text_and_json(folder):
 
 
 def test_nothing_is_kept_in_a_folder_of_another_user(monkeypatch):
-    folder = user_cache.make_cache_folder("decoded")
+    folder = user_cache.make_own_folder(user_cache.cache_folder("decoded"))
     owner = folder.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
 
     with pytest.raises(OSError, match="belongs to another user"):
-        user_cache.make_cache_folder("decoded")
+        user_cache.make_own_folder(user_cache.cache_folder("decoded"))
 
 
 @pytest.mark.parametrize("dry_run", [False, True])

@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 
 from vitcli.cache import user_cache
+from vitcli.errors import MachineError
 from vitcli.features.feature_store import (
     StoredFeatures,
     digest_of,
@@ -77,6 +78,14 @@ def test_more_rows_go_behind_those_that_are_there(filled):
 def files_of(folder):
     (rows,) = folder.glob("rows-*")
     return folder / "index", rows
+
+
+def test_rows_that_are_lost_while_a_store_is_open_are_an_error_of_the_machine(filled):
+    store = open_beside(filled, ABOUT, NUM_ROWS)
+    files_of(filled)[0].write_bytes(bytes(files_of(filled)[0].stat().st_size))
+
+    with pytest.raises(MachineError, match="cannot be read back"):
+        store.read(np.array([4]))
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -43,6 +43,7 @@ MOST_ROW_BYTES = 2**32 - 2**10  # by the width of the numbers in a record
 MOST_SEGMENTS = 400  # mapped by one process, each with a file handle
 ALIGNMENT = 64
 SEED = 0x766974  # so that the checksum of zeros is not zero
+DELETED_WITHIN_S = 0.2  # a store, by another process
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of a file system without any
 
 
@@ -217,7 +218,7 @@ def open_cached(
             raise OSError(0, f"they take all that {user_cache.LIMIT} and the free space allow")
         return room
 
-    folder = user_cache.make_cache_folder(kind) / name_of(about)
+    folder = user_cache.make_own_folder(user_cache.cache_folder(kind)) / name_of(about)
     store = open_folder(
         folder, about, num_rows, limit_bytes=limit_bytes, room_for=room_for if is_bounded else int
     )
@@ -300,11 +301,9 @@ def _lock(folder: Path, about: dict[str, Any], *, is_shared: bool) -> BinaryIO |
     A folder whose lock cannot be had is never deleted, so that it can be used without one.
     """
     for _ in range(10):  # another process may be deleting it
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-            raise OSError(0, f"{folder} is a link or belongs to another user")
+        user_cache.make_own_folder(folder)
         try:
-            lock = lock_file(folder / LOCK, is_shared=is_shared, wait_s=0.2 if is_shared else 0.0)
+            lock = lock_file(folder / LOCK, is_shared=is_shared, wait_s=DELETED_WITHIN_S)
         except FileNotFoundError:
             continue
         except OSError as error:

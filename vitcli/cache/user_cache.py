@@ -84,14 +84,13 @@ def cache_folder(kind: str) -> Path:
     return Path(os.path.expanduser(base), "vit", KINDS[kind].folder)
 
 
-def make_cache_folder(kind: str) -> Path:
-    """Make the folder of a kind, for this user alone.
+def make_own_folder(folder: Path) -> Path:
+    """Make a folder for this user alone.
 
     Raises:
         OSError: it cannot be made, it is a link, or it belongs to another user.
     """
-    folder = cache_folder(kind)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_symlink():
         raise OSError(0, f"{folder} is a link; to move the cache, set XDG_CACHE_HOME")
     if folder.stat().st_uid != os.geteuid():

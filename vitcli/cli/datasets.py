@@ -1,6 +1,5 @@
 """`vit datasets list`, `show` and `check`."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +23,7 @@ def datasets_list(printing: Printing) -> int:
     """List the data sets that have an alias, and those with a copy in $VIT_DATA."""
     from vitcli.data import listing
 
-    return printing.show({"datasets": listing.list_datasets()}, partial(listing.render, "list"))
+    return printing.show({"datasets": listing.list_datasets()}, listing.list_as_text)
 
 
 @command(app, "show", example="vit datasets show oxford_pets")
@@ -37,7 +36,7 @@ def datasets_show(
     """Show what is known about a data set."""
     from vitcli.data import listing
 
-    return printing.show(listing.show(name), partial(listing.render, "show"))
+    return printing.show(listing.show(name), listing.show_as_text)
 
 
 @command(

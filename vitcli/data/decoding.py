@@ -242,7 +242,7 @@ def _open(data: bytes) -> Image.Image:
     if max(image.size) > MAX_SIDE:
         raise ValueError(f"a side of {max(image.size):,} pixels is more than {MAX_SIDE:,}")
     if image.format in ("JPEG", "MPO") and _takes_too_long(data, num_pixels):
-        raise ValueError(f"it has {data.count(SCAN_BEGIN)} scans, of which each is decoded for all pixels")
+        raise ValueError(f"progressive JPEG with {data.count(SCAN_BEGIN)} scans exceeds the decode limit")
     return image
 
 

@@ -59,28 +59,24 @@ def _entry(name: str, alias: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def render(kind: str, data: dict[str, Any]) -> str:
-    """Return the result of `vit datasets list` or `show` (`kind`) as text."""
-    match kind:
-        case "list":
-            return _render_list(data["datasets"])
-        case "show":
-            known = {key: value for key, value in data.items() if value is not None}
-            rows = [(key, _in_one_line(value)) for key, value in known.items() if key != "tasks"]
-            rows += [(group, ", ".join(tasks)) for group, tasks in data.get("tasks", {}).items()]
-            if data["found"] is None:
-                shelf = f"$VIT_DATA/{data['name']}" + ("" if "VIT_DATA" in os.environ else ", not set")
-                rows.append(("copy", f"none in {shelf}"))
-            return output_text.pairs((name.ljust(15), text) for name, text in rows)
-    raise AssertionError(kind)
+def show_as_text(data: dict[str, Any]) -> str:
+    """Return the result of `vit datasets show` as text."""
+    known = {key: value for key, value in data.items() if value is not None}
+    rows = [(key, _in_one_line(value)) for key, value in known.items() if key != "tasks"]
+    rows += [(group, ", ".join(tasks)) for group, tasks in data.get("tasks", {}).items()]
+    if data["found"] is None:
+        shelf = f"$VIT_DATA/{data['name']}" + ("" if "VIT_DATA" in os.environ else ", not set")
+        rows.append(("copy", f"none in {shelf}"))
+    return output_text.pairs((name.ljust(15), text) for name, text in rows)
 
 
-def _render_list(entries: list[dict[str, Any]]) -> str:
+def list_as_text(data: dict[str, Any]) -> str:
+    """Return the result of `vit datasets list` as text."""
     is_wide = output_text.terminal_width() >= WIDE
     splits = {"train": "train_split", "test": "eval_split"} if is_wide else {}
     columns = {"name": "id", "classes": "number", **dict.fromkeys((*splits, "here"), "id"), "from": "clipped"}
     rows = []
-    for entry in entries:
+    for entry in data["datasets"]:
         parts = [entry[key] or "-" for key in splits.values()]
         here = "yes" if entry["found"] else "no"
         rows.append((entry["name"], str(entry["classes"]), *parts, here, entry["hub"] or "$VIT_DATA only"))

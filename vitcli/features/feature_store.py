@@ -80,9 +80,15 @@ class FeatureStore:
                 ) from self.rows.problem
 
     def read(self, rows_N: np.ndarray) -> np.ndarray:
-        """Read records of stored rows, with the fields row, labels, features, logits."""
+        """Read records of stored rows, with the fields row, labels, features, logits.
+
+        Raises:
+            MachineError: a row was damaged in the meantime, or there is no memory to map it.
+        """
         contents = [self.rows.get(row, self._stamp) for row in rows_N.tolist()]
-        assert all(content is not None for content in contents), "only stored rows are read"
+        if any(content is None for content in contents):
+            fix = "check the disk and the free memory, then start the same command again"
+            raise MachineError("features cannot be read back", where=self.where, fix=fix)
         return np.frombuffer(b"".join(contents), dtype=self._record)
 
     def close(self) -> None:
@@ -124,7 +130,6 @@ def open_beside(folder: Path, about: dict[str, Any], num_rows: int) -> FeatureSt
     Raises:
         OSError: it cannot be written; BlockingIOError: another process has locked it.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
     rows = row_store.open_folder(folder, about, num_rows, is_shared=False)
     return FeatureStore(rows, about, num_rows, where=str(folder))
 

@@ -18,11 +18,14 @@ LEAST_MASKED = 6  # characters of a single value: shorter ones are words of any 
 _given: set[str] = set()  # addresses with credentials, also those that a renewed one has replaced
 
 
+def public_address(address: str) -> str:
+    """Return an address without user, password and query; a path as it is."""
+    return PASSWORD.sub("", address.partition("?")[0]) if "://" in address else address
+
+
 def without_credentials(address: str) -> str:
-    """Return an address without user, password and query, and keep it whole for `with_credentials`."""
-    if "://" not in address:
-        return address
-    public = PASSWORD.sub("", address.partition("?")[0])
+    """Return an address as `public_address`, and keep it whole for `with_credentials`."""
+    public = public_address(address)
     if public != address:
         _given.add(address)
         os.environ[VARIABLE] = json.dumps(_known() | {public: address})

@@ -239,7 +239,7 @@ def test_numbers_and_several_labels_are_described(photos):
     both = result["splits"][0]["labels"]
     assert both["kind"] == "several" and both["images_per_class"] == {"cat": 4, "dog": 3}
     assert both["num_unlabelled"] == 1
-    assert "2, several an image: dog 3 to cat 4 images" in as_text(result)
+    assert "2, several per image: dog 3 to cat 4 images" in as_text(result)
     assert as_text(result).rstrip().endswith("--set objective.loss=sigmoid")
 
 

@@ -82,7 +82,7 @@ def _classes(part: dict[str, Any]) -> Iterator[str]:
             yield f"{labels['column']}, a number: {numbers}"
         case "class" | "several":
             counts, largest, smallest = labels["images_per_class"], labels["largest"], labels["smallest"]
-            several = ", several an image" * (labels["kind"] == "several")
+            several = ", several per image" * (labels["kind"] == "several")
             if not largest:
                 yield f"{labels['num_classes']}{several}"
             elif counts[largest] == counts[smallest]:

@@ -7,9 +7,10 @@ from urllib.parse import quote
 
 from fsspec.implementations.local import LocalFileSystem
 
-from vitcli.data.shards.remote import attempt, file_name, file_system, shown
+from vitcli.data.shards.remote import attempt, file_name, file_system
 from vitcli.data.sources.tables import SPLIT_WORDS, split_of
 from vitcli.errors import DataError
+from vitcli.io.credentials import public_address
 from vitcli.output.text import natural
 
 KINDS = (".parquet", ".tar")
@@ -48,14 +49,14 @@ def find_shards(source: str) -> dict[str, list[str]]:
 
 def kind_of(url: str) -> str | None:
     """Return the suffix of a shard: ".parquet", ".tar", one of the compressed kinds, or None."""
-    name = shown(url).lower()
+    name = public_address(url).lower()
     return next((suffix for suffix in (*COMPRESSED, *KINDS) if name.endswith(suffix)), None)
 
 
 def compressed(url: str) -> DataError:
     return DataError(
         f"{file_name(url)} is compressed, and no row of it can be read without all before it",
-        where=shown(url),
+        where=public_address(url),
         fix="decompress it (gunzip, unxz, unzstd): images are compressed already, a plain .tar is as small",
     )
 
@@ -65,9 +66,9 @@ def _of_one_kind(paths: list[ShardPath], source: str) -> list[ShardPath]:
     kinds = {kind_of(url) for url, _ in shards}
     if len(kinds) > 1:
         raise DataError(
-            f"{shown(source)} holds both .parquet and .tar files",
+            f"{public_address(source)} holds both .parquet and .tar files",
             where="--dataset",
-            fix=f"name one kind with a pattern, such as {shown(source).rstrip('/')}/*.tar",
+            fix=f"name one kind with a pattern, such as {public_address(source).rstrip('/')}/*.tar",
         )
     if shards:
         return shards
@@ -77,21 +78,21 @@ def _of_one_kind(paths: list[ShardPath], source: str) -> list[ShardPath]:
     is_folder = "://" not in source and os.path.isdir(os.path.expanduser(source))
     other = "leave data.streaming out: folders of images or of save_to_disk are opened without it"
     fix = other if is_folder else PLACES
-    raise DataError(f"{shown(source)} holds no shards", where="--dataset", fix=fix)
+    raise DataError(f"{public_address(source)} holds no shards", where="--dataset", fix=fix)
 
 
 def _matching(pattern: str) -> list[ShardPath]:
     root = re.split(r"[*?\[{]", pattern)[0].rpartition("/")[0]
     paths = []
-    for url in _expanded(pattern):  # shown: in a URL a question mark begins the query
-        paths += _list(url, root=root, is_glob=any(star in shown(url) for star in "*[?"))
+    for url in _expanded(pattern):  # in a URL a question mark begins the query
+        paths += _list(url, root=root, is_glob=any(star in public_address(url) for star in "*[?"))
     return paths
 
 
 def _list(url: str, *, root: str, is_glob: bool = False) -> list[ShardPath]:
     """Return the files at a URL, below it or matching it, hidden ones left out."""
     if not is_glob and kind_of(url):
-        return [(url, shown(url).removeprefix(shown(root)))]
+        return [(url, public_address(url).removeprefix(public_address(root)))]
     fs, path = file_system(url)
     is_local = isinstance(fs, LocalFileSystem)
     list_files = fs.glob if is_glob else fs.find
@@ -140,7 +141,7 @@ def _expanded(pattern: str) -> list[str]:
         if not 0 <= last - first < MAX_SHARDS:
             raise DataError(
                 f"{braces[0]} is not a range of shards",
-                where=f"--dataset {shown(pattern)}",
+                where=f"--dataset {public_address(pattern)}",
                 fix="{0000..0146}",
             )
         words = [f"{number:0{len(numbers[1])}}" for number in range(first, last + 1)]

@@ -21,6 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from vitcli.data.shards.block_cache import StoredBlocks
 from vitcli.errors import DataError, MachineError, VitError, is_of_machine, reason_of
 from vitcli.io import http
+from vitcli.io.credentials import public_address
 from vitcli.io.http import ETAG, MODIFIED
 
 WAITS_S = (0.5, 2.0, 8.0)  # before each retry of a remote read
@@ -63,7 +64,7 @@ class ShardFile:
 
     @property
     def shown(self) -> str:
-        return shown(self.url)
+        return public_address(self.url)
 
     @property
     def is_local(self) -> bool:
@@ -240,7 +241,7 @@ def locate(url: str, blocks: StoredBlocks | None = None) -> ShardFile:
     if info["type"] != "file" or info.get("size") is None:
         raise DataError(
             f"{file_name(url)} is not a file of known size",
-            where=shown(url),
+            where=public_address(url),
             fix="name .parquet or .tar files, on a server that gives their length",
         )
     stamp = next((str(info[key]) for key in STAMPS if info.get(key)), "")
@@ -253,7 +254,7 @@ def file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
         return fsspec.core.url_to_fs(url, **http.file_system_options(url))
     except (ImportError, ValueError) as error:
         raise DataError(
-            f"{shown(url)} cannot be opened: {_reason(error)}",
+            f"{public_address(url)} cannot be opened: {_reason(error)}",
             where="--dataset",
             fix="pip install 'vitcli[remote]' (s3fs for s3://, gcsfs for gs://, aiohttp for https://)",
         ) from error
@@ -321,16 +322,11 @@ def reading(url: str) -> Iterator[None]:
 
 
 def unreadable(url: str, error: BaseException, *, fix: str = "replace the damaged shard") -> DataError:
-    return DataError(f"{file_name(url)} cannot be read: {_reason(error)}", where=shown(url), fix=fix)
-
-
-def shown(url: str) -> str:
-    """Return a URL for messages, without a password or signature in it."""
-    return re.sub(r"(?<=://)[^/@]*@", "", url.partition("?")[0]) if "://" in url else url
+    return DataError(f"{file_name(url)} cannot be read: {_reason(error)}", where=public_address(url), fix=fix)
 
 
 def file_name(url: str) -> str:
-    return shown(url).rpartition("/")[2]
+    return public_address(url).rpartition("/")[2]
 
 
 def _reason(error: BaseException) -> str:

@@ -28,11 +28,11 @@ from vitcli.data.shards.remote import (
     each,
     file_name,
     locate,
-    shown,
 )
 from vitcli.data.sources.tables import split_of
 from vitcli.data.split import SourceFiles, Split
 from vitcli.errors import DataError
+from vitcli.io.credentials import public_address
 from vitcli.output.text import bytes_text
 
 
@@ -65,7 +65,7 @@ def open_shards(
     # Rows and columns of each shard, from footers and indices, a few shards side by side.
     _check_one_split(urls, name)
     kind = kind_of(urls[0])
-    blocks = StoredBlocks(shown(urls[0].rpartition("/")[0]))
+    blocks = StoredBlocks(public_address(urls[0]).rpartition("/")[0])
     files = each(partial(locate, blocks=blocks), urls)
     columns_named = dict(image_column=image_column, label_column=label_column)
     if kind == ".parquet":
@@ -220,7 +220,7 @@ def _index_of(starts: list[int], row: int) -> int:
 
 def _check_one_split(urls: Sequence[str], name: str) -> None:
     """Refuse shards whose paths, without the parts that all have in common, name different splits."""
-    parts = {url: shown(url).split("/") for url in reversed(urls)}
+    parts = {url: public_address(url).split("/") for url in reversed(urls)}
     common = set.intersection(*map(set, parts.values()))
     distinct = {url: [part for part in path if part not in common] for url, path in parts.items()}
     splits = {split_of(Path("_", *path), None): url for url, path in distinct.items()}
@@ -228,7 +228,7 @@ def _check_one_split(urls: Sequence[str], name: str) -> None:
     if len(splits) > 1:
         raise DataError(
             f"the shards of {name} belong to several splits: {', '.join(sorted(splits))}",
-            where=" and ".join(shown(url) for url in list(splits.values())[:2]),
+            where=" and ".join(public_address(url) for url in list(splits.values())[:2]),
             fix="open each split by itself, or rename the files",
         )
 
