@@ -125,6 +125,7 @@ def test_runs_are_compared_step_by_step_and_summaries_to_the_last_digit(tmp_path
     assert checks.busy(tmp_path / "profile.txt", "0.9") and not checks.busy(tmp_path / "profile.txt", "0.95")
 
 
+@pytest.mark.slow
 def test_a_choice_is_measured_once_and_on_images_that_it_has_not_seen(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     choose = loaded("choose")
@@ -172,6 +173,7 @@ def test_half_the_blocks_are_drawn_anew_and_networks_are_ordered_by_their_left_o
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_calibration_is_measured_on_images_that_were_not_fitted_to(tmp_path, capsys):
     calibration = loaded("calibration")
     assert calibration.auroc(np.array([1.0, 2.0]), np.array([2.0, 3.0])) == 0.875  # a tie counts half

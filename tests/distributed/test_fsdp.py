@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from vitcli.distributed import fsdp
 from vitcli.models.build import architecture, build
@@ -72,11 +71,11 @@ joined.shutdown()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "param_dtype_override_fn" not in MixedPrecisionPolicy.__dataclass_fields__,
-    reason="this torch has one precision for all parameters of a group, so autocast stays alone",
-)
 def test_matrices_are_gathered_in_bf16_with_the_bits_of_autocast_and_evaluated_in_fp32():
+    from torch.distributed.fsdp import MixedPrecisionPolicy  # takes a second
+
+    if "param_dtype_override_fn" not in MixedPrecisionPolicy.__dataclass_fields__:
+        pytest.skip("this torch has one precision for all parameters of a group, so autocast stays alone")
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])

@@ -165,7 +165,7 @@ def test_the_table_tells_a_person_what_matters(evaluated):
     assert [line.split()[0] for line in table if line.lstrip().startswith(("16 ", "24 "))] == ["16", "24"]
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 64])
+@pytest.mark.parametrize("batch_size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 64))])
 def test_the_batch_size_changes_no_bit(evaluated, tmp_path, batch_size):
     told = {
         size: evaluated(
@@ -300,7 +300,7 @@ def test_a_class_map_leaves_out_images_and_classes(evaluated, trained, pictures,
     assert open_["num_classes"] == 2 and open_["competing_classes"] == "all"
 
 
-@pytest.mark.parametrize("classes", ["", "[classes]\nred = 1\n"])
+@pytest.mark.parametrize("classes", ["", pytest.param("[classes]\nred = 1\n", marks=pytest.mark.slow)])
 def test_tta_is_the_mean_of_the_probabilities_of_an_image_and_its_mirror_image(
     unsure, pictures, tmp_path, classes
 ):

@@ -129,7 +129,7 @@ def test_every_configuration_of_the_authors_has_their_number_of_parameters():
 
 @needs_golden
 @needs_real
-@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+@pytest.mark.parametrize("suffix", [pytest.param("npz", marks=pytest.mark.slow), "safetensors"])
 def test_real_trained_weights_give_the_authors_outputs(suffix):
     weights = read_weights(str(REAL / f"vit_ti16_augreg_in1k.{suffix}"))
     golden, inputs = np.load(GOLDEN / "real_weights.npz"), np.load(GOLDEN / "inputs.npz")

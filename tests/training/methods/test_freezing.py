@@ -90,7 +90,7 @@ def test_more_blocks_than_there_are_is_refused(part):
         freeze(timm.create_model("resnetv2_50x1_bit", device="meta"), 1)
 
 
-@pytest.mark.parametrize("checkpointed", ["true", "false"])
+@pytest.mark.parametrize("checkpointed", ["true", pytest.param("false", marks=pytest.mark.slow)])
 def test_a_run_leaves_the_frozen_bits_and_resumes(ckpt, photos, tmp_path, checkpointed):
     words = (*ADAM, "--set", "model.freeze=1", "--set", "model.dropout=0.1", "--set", "optimizer.average=0.9")
     words = (*words, *SAVED, "--set", f"model.grad_checkpointing={checkpointed}")
