@@ -10,9 +10,8 @@ import pytest
 
 from vitcli.output.document import Cell, fraction_cell, mark_best
 from vitcli.output.text import natural, short_names
-from vitcli.report import regression
 from vitcli.report.figures import MAX_POINTS, thinned
-from vitcli.report.grouping import Entry, arrange, pooled, word
+from vitcli.report.grouping import Entry, arrange, best_of_their_images, pooled, word
 
 RECIPE = {"optimizer.lr": 0.03, "schedule.steps": 500, "train.seed": 0, "optimizer.momentum": 0.9}
 
@@ -193,14 +192,18 @@ def test_every_run_of_pooled_cells_counts_once():
 
 
 def test_the_smallest_error_is_that_of_a_run_whose_start_had_not_seen_the_images():
-    def record(mae: float, num_seen: int, target: str = "age", split: str = "test") -> SimpleNamespace:
-        summary = SimpleNamespace(target=target, split=split, mae=mae, num_held_out_seen=num_seen)
-        return SimpleNamespace(summary=summary, dataset="faces", images="the same")
+    def best(*errors: tuple) -> set[int]:
+        """The places of the best of errors, images seen before, numbers and splits."""
+        records = []
+        for number, (mae, num_seen, *more) in enumerate(errors):
+            target, split = [*more, *("age", "test")[len(more) :]]
+            summary = SimpleNamespace(target=target, split=split, num_held_out_seen=num_seen, mae=mae)
+            records.append(SimpleNamespace(path=number, summary=summary, dataset="faces", images="the same"))
+        return best_of_their_images(records, SimpleNamespace(data=str), "mae")
 
-    names = SimpleNamespace(data=str)
-    assert regression._best([record(3.0, 0), record(1.0, 7), record(2.0, 0)], names) == {2}
-    assert regression._best([record(3.0, 0), record(1.0, 7)], names) == set()
+    assert best((3.0, 0), (1.0, 7), (2.0, 0)) == {2}
+    assert best((3.0, 0), (1.0, 7)) == set()
     # Only errors of one number on the same images are compared, as they are shown.
-    others = [record(30.0, 0, "weight"), record(40.0, 0, "weight"), record(0.1, 0, split="dev")]
-    assert regression._best([record(3.0, 0), record(2.0, 0), *others], names) == {1, 2}
-    assert regression._best([record(2.00001, 0), record(2.0, 0), record(2.1, 0)], names) == {0, 1}
+    others = [(30.0, 0, "weight"), (40.0, 0, "weight"), (0.1, 0, "age", "dev")]
+    assert best((3.0, 0), (2.0, 0), *others) == {1, 2}
+    assert best((2.00001, 0), (2.0, 0), (2.1, 0)) == {0, 1}

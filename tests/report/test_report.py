@@ -17,7 +17,7 @@ from tests import report_runs as made
 from tests.cli.test_app import check_error
 from tests.conftest import run
 from vitcli.report import report as reports
-from vitcli.report.tables import compute_column
+from vitcli.report.grouping import compute_column
 
 
 @pytest.fixture

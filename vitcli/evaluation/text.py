@@ -296,7 +296,7 @@ def _numbered(evaluations: list[dict[str, Any]], names: list[tuple[str, str]] | 
     for number, result in enumerate(evaluations, start=1):
         cells = [str(number), *(names[number - 1] if names else ())]
         cells += [size_text(result["resolution"]), str(result["num_eval_examples"])]
-        cells += [shown(result, "top1"), interval_shown(result, "top1")]
+        cells += [shown(result, "top1"), interval_shown(result["intervals"], "top1")]
         rows.append((*cells, *(shown(result, key) for key in scores)))
     return simple_table({**columns, **dict.fromkeys(numbers, "number")}, rows).as_text(width=NO_LIMIT)
 

@@ -294,7 +294,9 @@ def _errors(summary: dict[str, Any], scored: str) -> str:
 def _table_of_scores(summary: dict[str, Any]) -> str:
     rows = [(*row, "") for row in score_rows(summary, ("mean_ap", "f1_at_thresholds"))]
     keys = ("top1", "top5") if top5_is_informative(summary["num_classes"]) else ("top1",)
-    rows += [(SHOWN[key].label, shown(summary, key), interval_shown(summary, key)) for key in keys]
+    rows += [
+        (SHOWN[key].label, shown(summary, key), interval_shown(summary.get("intervals"), key)) for key in keys
+    ]
     rows.append(("loss", f"{shown(summary, 'loss')} nats", ""))
     return table(("metric", "value", "95 % interval"), rows)
 

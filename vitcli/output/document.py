@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -175,6 +176,13 @@ class Table:
         rows += [["---:" if header.kind == "number" else "---" for header in headers]]
         rows += [[row.head.markdown(base), *(cell.markdown for cell in row.cells)] for row in self.rows]
         return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+    def without_empty(self) -> "Table":
+        """Return the table without the columns in which no row has anything."""
+        columns = zip(*(row.cells for row in self.rows), strict=True)
+        kept = [any(cell.text or cell.note for cell in cells) for cells in columns]
+        rows = (replace(row, cells=tuple(compress(row.cells, kept))) for row in self.rows)
+        return replace(self, columns=tuple(compress(self.columns, kept)), rows=tuple(rows))
 
     def as_csv(self) -> Iterator[tuple]:
         """Yield a record (`CSV_HEADER`) for each cell that is not empty; fractions stay fractions."""
@@ -357,14 +365,14 @@ def number_cell(value: float | None, form: str = "{:.4g}") -> Cell:
     return Cell() if value is None else Cell(form.format(value), float(value))
 
 
-def mark_best(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    """Mark the highest mean, and all that print the same; none where there is nothing to compare."""
+def mark_best(cells: Sequence[Cell], *, is_smallest: bool = False) -> tuple[Cell, ...]:
+    """Mark the highest mean, or the smallest, and all that print the same; none of a single one."""
     means = [None if cell.value is None else cell.text.partition(" ")[0] for cell in cells]
     compared = [mean for mean in means if mean is not None]
     if len(compared) < 2:
         return tuple(cells)
-    highest = max(compared, key=float)
-    return tuple(replace(cell, is_best=mean == highest) for cell, mean in zip(cells, means, strict=True))
+    best = (min if is_smallest else max)(compared, key=float)
+    return tuple(replace(cell, is_best=mean == best) for cell, mean in zip(cells, means, strict=True))
 
 
 @dataclass(frozen=True)

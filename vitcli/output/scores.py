@@ -40,13 +40,12 @@ def _has_top5(scores: Mapping[str, Any]) -> bool:
     return top5_is_informative(scores.get("num_classes", MANY_CLASSES))
 
 
-def interval_shown(result: Mapping[str, Any], key: str) -> str:
-    """Return the 95 % interval of a score as text, "" where there is none.
+def interval_shown(intervals: Mapping[str, Any] | None, key: str) -> str:
+    """Return the 95 % interval of a score of a result as text, "" where there is none.
 
     That of a fraction has no more digits than that of top-1, with which it is read.
     """
-    intervals = result.get("intervals") or {}
-    if not (interval := intervals.get(key)):
+    if not (interval := (intervals or {}).get(key)):
         return ""
     if SHOWN[key].form == PERCENT:
         return interval_text(interval, intervals["top1"])
@@ -79,7 +78,7 @@ def first_score_rows(result: Mapping[str, Any]) -> list[Row]:
 
 def _value(result: Mapping[str, Any], key: str) -> str:
     """Return a score with its interval and the number of images, or with what it is a mean of."""
-    value, interval = shown(result, key), interval_shown(result, key)
+    value, interval = shown(result, key), interval_shown(result.get("intervals"), key)
     match key:
         case "top5" if not _has_top5(result):
             return f"-  ({count_of(result['num_classes'], 'class', 'classes')})"
@@ -115,6 +114,8 @@ def header_of(key: str) -> Header:
 
 
 def cell_of(scores: Scores, key: str) -> Cell:
-    """Return a score as a cell of a table; empty where it is not known."""
+    """Return a score as a cell of a table; empty where it is not known, "-" where it says nothing."""
+    if key == "top5" and not top5_is_informative(getattr(scores, "num_classes", MANY_CLASSES)):
+        return Cell("-")
     value, form = getattr(scores, key), SHOWN[key].form
     return fraction_cell(value) if form == PERCENT else number_cell(value, form)

@@ -1,33 +1,43 @@
-"""Tables of accuracies, in the shape of the paper's Tables 2, 5, 6 and 9, and of evaluations."""
+"""Tables of accuracies, in the shape of the paper's Tables 2, 5, 6 and 9, of errors, and of evaluations."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vitcli.data.vtab import NUM_TASKS
 from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark_best, number_cell
-from vitcli.output.scores import top5_is_informative
-from vitcli.output.summaries import LEAST_CALIBRATED, VtabSummary
-from vitcli.output.text import interval_text, size_text
-from vitcli.report.grouping import SEED, Entry, ImageSet, NetworkColumn, arrange
-from vitcli.report.runs import EvaluationRecord, Run, RunCollection, VtabRecord
-from vitcli.report.tables import (
-    Names,
+from vitcli.output.scores import ERRORS, cell_of, header_of, interval_shown
+from vitcli.output.summaries import LEAST_CALIBRATED, Evaluation, TrainingSummary, VtabSummary
+from vitcli.output.text import count_of, size_text
+from vitcli.report.costs import SETTINGS, settings_cells
+from vitcli.report.grouping import (
+    SEED,
+    Entry,
+    NetworkColumn,
+    arrange,
+    best_of_their_images,
     cells_of,
     compute_column,
     crossed,
-    interval_of,
+    interval_note,
     of_repeats,
     row_headers,
     row_keys,
 )
+from vitcli.report.runs import EvaluationRecord, ImageSet, Names, Run, RunCollection, VtabRecord
 
 NETWORK = Header("network", kind="text")  # of the first column
 NO_CALIBRATION = (
     f"Of fewer than {LEAST_CALIBRATED} images no reliability diagram is drawn: its bins would be chance."
 )
-
-
 INTERVAL = "Small print: the 95 % interval over the images"
+# Columns of evaluations after top-1, and what the caption says of some of them.
+OF_EVALUATIONS = ("top5", "real_top1", "balanced_accuracy", "f1_macro", "auroc_macro", "mean_ap",
+                  "f1_at_thresholds", "loss", "ece", "brier")  # fmt: skip
+EXPLAINED = {
+    "f1_macro": " Balanced accuracy, F1 and AUROC are means over the classes.",
+    "mean_ap": " Of several labels per image, mAP is the mean average precision.",
+}
 
 
 def transfer(collection: RunCollection, names: Names) -> list[Table]:
@@ -211,11 +221,11 @@ def pretraining(collection: RunCollection, names: Names) -> Table | None:
         probe_note = f"{probe.shots}-shot {names.data(probe.dataset)}" if probe else ""
         accuracy, note = summary.patch_accuracy, "of patch colours"
         if summary.top1 is not None:
-            interval = interval_of(summary.top1, run.images.count, summary.intervals.get("top1"))
-            accuracy, note = summary.top1, interval_text(interval) if interval else ""
+            accuracy = summary.top1
+            note = interval_note(summary.top1, run.images.count, summary.intervals.get("top1"))
         cells = (
             fraction_cell(accuracy, summary.top1_std, note=note),
-            number_cell(summary.loss, "{:.4f}"),
+            cell_of(summary, "loss"),
             fraction_cell(probe.top1 if probe else None, note=probe_note),
             number_cell(summary.steps, "{:,}"),
             number_cell(summary.steps * summary.batch_size, "{:,}"),
@@ -250,33 +260,24 @@ def evaluations(collection: RunCollection, names: Names) -> list[Table]:
         if any(len([column for column in columns if row in column.cells]) > 1 for row in row_keys(columns)):
             tables = [crossed("evaluated", "Evaluated checkpoints", caption, columns)]
     # All numbers of each evaluation.
-    has_real = any(record.summary.real_top1 is not None for record in records)
-    has_classes = any(record.summary.f1_macro is not None for record in records)
-    has_several = any(record.summary.mean_ap is not None for record in records)
     headers = (
-        *map(Header, ("images", "top-1")),
+        Header("images"),
+        header_of("top1"),
         Header("95 %", "interval"),
-        *map(Header, ("top-5", "ReaL") if has_real else ("top-5",)),
-        *map(Header, ("balanced", "F1", "AUROC") if has_classes else ()),
-        *([Header("mAP"), Header("F1", "at thresholds")] if has_several else []),
-        Header("loss", "nats"),
-        Header("ECE", "%"),
-        Header("Brier"),
+        *map(header_of, OF_EVALUATIONS),
     )
-    kinds = {"has_real": has_real, "has_classes": has_classes, "has_several": has_several}
-    rows = tuple(_evaluation_row(record, names, **kinds) for record in records)
     caption = (
         "All numbers of each evaluation, accuracies in %. ECE is the expected calibration error, the mean "
         "difference of confidence and accuracy. Brier is the squared distance of probabilities and label."
     )
-    if has_classes:
-        caption += " Balanced accuracy, F1 and AUROC are means over the classes."
-    if has_several:
-        caption += " Of several labels an image, mAP is the mean average precision."
+    for key, explanation in EXPLAINED.items():
+        if any(getattr(record.summary, key) is not None for record in records):
+            caption += explanation
     if any(not has_calibration(record) for record in records):
         caption += f" {NO_CALIBRATION}"
+    rows = tuple(_evaluation_row(record, names) for record in records)
     corner = Header("checkpoint", kind="text")
-    return [*tables, Table("evaluations", "Evaluations", caption, corner, headers, rows)]
+    return [*tables, Table("evaluations", "Evaluations", caption, corner, headers, rows).without_empty()]
 
 
 def has_calibration(record: EvaluationRecord) -> bool:
@@ -305,31 +306,60 @@ def _evaluation_entries(record: EvaluationRecord, names: Names) -> list[Entry]:
     ]
 
 
-def _evaluation_row(
-    record: EvaluationRecord, names: Names, *, has_real: bool, has_classes: bool, has_several: bool
-) -> Row:
+def _evaluation_row(record: EvaluationRecord, names: Names) -> Row:
     summary = record.summary
-    interval = summary.intervals.get("top1") or ()
-    has_top5 = top5_is_informative(summary.num_classes)
-    class_cells = (
-        fraction_cell(summary.balanced_accuracy),
-        fraction_cell(summary.f1_macro),
-        number_cell(summary.auroc_macro, "{:.4f}"),
-    )
     cells = (
         number_cell(summary.num_eval_examples, "{:,}"),
-        fraction_cell(summary.top1),
-        Cell(interval_text(interval) if len(interval) == 2 else ""),
-        fraction_cell(summary.top5) if has_top5 else Cell("-"),
-        *([fraction_cell(summary.real_top1)] if has_real else []),
-        *(class_cells if has_classes else ()),
-        *(map(fraction_cell, (summary.mean_ap, summary.f1_at_thresholds)) if has_several else ()),
-        number_cell(summary.loss, "{:.4f}"),
-        fraction_cell(summary.ece),
-        number_cell(summary.brier, "{:.4f}"),
+        cell_of(summary, "top1"),
+        Cell(interval_shown(summary.intervals, "top1")),
+        *(cell_of(summary, key) for key in OF_EVALUATIONS),
     )
-    size = f"{size_text(summary.resolution)} px"
+    return Row(_header_of_evaluation(record, names, f"{size_text(summary.resolution)} px"), cells)
+
+
+def _header_of_evaluation(record: EvaluationRecord, names: Names, size: str = "") -> Header:
+    summary = record.summary
+    kind = "evaluation" if summary.are_errors else ""
     mirrored = "with mirror images" if summary.tta else ""
-    details = (summary.model, names.data(summary.dataset), summary.split, summary.class_map, size, mirrored)
+    data = (names.data(summary.dataset), summary.split, summary.class_map)
     name = names.ckpts.get(summary.ckpt, summary.ckpt)
-    return Row(Header(name, ", ".join(filter(None, details)), record.path), cells)
+    return Header(name, ", ".join(filter(None, (kind, summary.model, *data, size, mirrored))), record.path)
+
+
+def errors(collection: RunCollection, names: Names) -> Table:
+    """Return MAE, RMSE and R2 of each finished regression, and of each evaluation of its weights."""
+    finished = [record for record in (*collection.runs, *collection.evaluations) if record.summary]
+    records = [record for record in finished if record.summary.are_errors]
+    best = best_of_their_images(records, names, "mae")
+    rows = tuple(_error_row(record, names, is_best=record.path in best) for record in records)
+    caption = (
+        "Errors of predicted numbers, in their unit: mean absolute error, root of the mean squared error, "
+        "and R2, the fraction of the variance that is explained. Small print: the 95 % interval over the "
+        "images. Of the same number on the same images the smallest MAE is in bold."
+    )
+    headers = (Header("predicts", kind="text"), *map(header_of, ERRORS), Header("images"), *SETTINGS)
+    corner = Header("run or checkpoint", kind="text")
+    return Table("numbers", "Predicted numbers", caption, corner, headers, rows)
+
+
+def _error_row(record: Run | EvaluationRecord, names: Names, *, is_best: bool) -> Row:
+    summary = record.summary
+    mae, *others = (_error_cell(summary, key) for key in ERRORS)
+    name, images = summary.target.name if summary.target else "", number_cell(record.images.count, "{:,}")
+    if isinstance(record, Run):
+        details = (record.command, record.model, names.data(record.dataset), record.split)
+        header = Header(names.folder(record.path), ", ".join(filter(None, details)), record.path)
+        settings = settings_cells(record, names)
+    else:
+        header = _header_of_evaluation(record, names)
+        settings = (Cell(), Cell(size_text(summary.resolution)), *[Cell()] * (len(SETTINGS) - 2))
+    return Row(header, (Cell(name), replace(mae, is_best=is_best), *others, images, *settings))
+
+
+def _error_cell(summary: TrainingSummary | Evaluation, key: str) -> Cell:
+    """Return an error with its interval; of several runs the mean, which has none."""
+    cell, runs = cell_of(summary, key), summary.runs if isinstance(summary, TrainingSummary) else ()
+    note = (
+        f"mean of {count_of(len(runs), 'run')}" if len(runs) > 1 else interval_shown(summary.intervals, key)
+    )
+    return replace(cell, note=note, count=max(1, len(runs))) if cell.text else cell

@@ -1,18 +1,26 @@
 """Tables about the runs themselves: progress, trials of sweeps, resources used, and settings."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vitcli.output import run_folder
-from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark_best, number_cell
+from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, number_cell
+from vitcli.output.scores import SHOWN, cell_of, header_of, shown
 from vitcli.output.summaries import AverageRecord, ResultSummary
 from vitcli.output.text import count_of, duration, interval_text, size_text, value_text
-from vitcli.report.grouping import grouped, word
-from vitcli.report.runs import AnyRecord, FewshotRecord, Point, Run, RunCollection, TrialScore, is_number
+from vitcli.report.grouping import best_of_their_images, compute_column, interval_note, word
+from vitcli.report.runs import (
+    AnyRecord,
+    FewshotRecord,
+    Names,
+    Point,
+    Run,
+    RunCollection,
+    TrialScore,
+    is_number,
+)
 from vitcli.report.scan import EVALUATION
-from vitcli.report.tables import Names, compute_column, interval_of
 
 RUN = Header("run", kind="text")  # of the first column
 SETTINGS = (Header("from", kind="text"), *map(Header, ("px", "steps", "batch", "lr")))  # of finished runs
@@ -104,24 +112,21 @@ def runs(collection: RunCollection, names: Names, *, is_at_end: bool) -> Table:
         is_at_end: behind the figures, where tables of data sets by networks have the accuracies, too.
     """
     finished = [run for run in collection.runs if run.summary and not run.summary.are_errors]
-    best = _best_of_their_images(finished, names)
+    best = best_of_their_images(finished, names, "top1")
     has_seeds = any(len(run.summary.runs) > 1 for run in finished)
-    has_several = any(run.summary.mean_ap is not None for run in finished)
-    has_averages = any(run.summary.average for run in finished)
     rows = []
     for run in finished:
         summary = run.summary
         accuracy = fraction_cell(summary.top1, summary.top1_std, count=max(1, len(summary.runs)))
-        interval = interval_of(summary.top1, run.images.count, summary.intervals.get("top1"))
         top1s = [f"{100 * of.top1:.2f} (seed {of.seed})" for of in summary.runs if of.top1 is not None]
         cells = (
             replace(accuracy, is_best=run.path in best),
-            Cell(interval_text(interval) if interval else ""),
-            *([fraction_cell(summary.mean_ap)] if has_several else []),
+            Cell(interval_note(summary.top1, run.images.count, summary.intervals.get("top1"))),
+            cell_of(summary, "mean_ap"),
             number_cell(run.images.count, "{:,}"),
             *settings_cells(run, names),
-            *([Cell(", ".join(top1s))] if has_seeds else []),
-            *([Cell(average_text(summary.average))] if has_averages else []),
+            Cell(", ".join(top1s) if has_seeds else ""),
+            Cell(average_text(summary.average)),
         )
         header = _header(run.path, run, names)
         where = ", ".join(filter(None, (header.detail, run.split)))
@@ -130,16 +135,15 @@ def runs(collection: RunCollection, names: Names, *, is_at_end: bool) -> Table:
         "Every finished training run with its folder: held-out top-1 in %, its 95 % interval over the images "
         "and their number. Of runs scored on the same images the best is in bold."
     )
-    if has_several:
-        caption += " Of several labels an image, mAP is the mean average precision."
-    if has_averages:
+    if any(run.summary.mean_ap is not None for run in finished):
+        caption += " Of several labels per image, mAP is the mean average precision."
+    if any(run.summary.average for run in finished):
         caption += " An average of several runs is made of their weights; its own top-1 stands behind it."
-    precision = [Header("mAP")] if has_several else []
-    numbers = (Header("top-1"), Header("95 %", "interval"), *precision, Header("images"))
-    seeds = (Header("top-1 of each run", kind="text"),) if has_seeds else ()
-    averages = (Header("delivered", kind="text"),) if has_averages else ()
-    headers = (*numbers, *SETTINGS, *seeds, *averages)
-    return Table("runs", "Training runs", caption, RUN, headers, tuple(rows), is_at_end=is_at_end)
+    scores = (header_of("top1"), Header("95 %", "interval"), header_of("mean_ap"), Header("images"))
+    texts = (Header(name, kind="text") for name in ("top-1 of each run", "delivered"))
+    headers = (*scores, *SETTINGS, *texts)
+    table = Table("runs", "Training runs", caption, RUN, headers, tuple(rows), is_at_end=is_at_end)
+    return table.without_empty()
 
 
 def settings_cells(run: Run, names: Names) -> tuple[Cell, ...]:
@@ -181,18 +185,6 @@ def without_shared(table: Table) -> tuple[str, Table]:
     return f": {', '.join(shared)}", replace(table, rows=tuple(rows))
 
 
-def _best_of_their_images(runs: Sequence[Run], names: Names) -> set[Path]:
-    """Return the folders of the runs that no other one, scored on the same images, surpasses."""
-    runs = [run for run in runs if not run.summary.num_held_out_seen]  # their accuracy is too high
-    same = grouped(runs, lambda run: (run.command, names.data(run.dataset), run.split, run.images))
-    return {
-        run.path
-        for group in same.values()
-        for run, cell in zip(group, mark_best([fraction_cell(of.summary.top1) for of in group]), strict=True)
-        if cell.is_best
-    }
-
-
 def listing(collection: RunCollection, names: Names, *, now: float) -> Table:
     """Return a line for each run and evaluation: state, accuracy, data and age, the newest first.
 
@@ -214,11 +206,11 @@ def listing(collection: RunCollection, names: Names, *, now: float) -> Table:
             shots, of_shots = max(record.summary.shots.items(), key=lambda entry: int(entry[0]))
             top1, note = of_shots.mean, f"{shots}-shot"
         note = note or _other_score(record)
-        interval, age = interval_of(top1, count, known), ages[record.path]
+        age = ages[record.path]
         cells = (
             Cell(state),
             fraction_cell(top1, note=note),
-            Cell(interval_text(interval) if interval else ""),
+            Cell(interval_note(top1, count, known)),
             number_cell(count, "{:,}"),
             Cell(names.data(record.dataset)),
             Cell(duration(age), age),
@@ -238,10 +230,9 @@ def _finished_state(record: AnyRecord) -> str:
 
 def _other_score(record: AnyRecord) -> str:
     """Return the score of what is judged by another one than top-1; empty for the rest."""
-    mae, mean_ap = (getattr(record.summary, name, None) for name in ("mae", "mean_ap"))
-    if mae is not None:
-        return f"MAE {mae:.4g}"
-    return "" if mean_ap is None else f"mAP {mean_ap:.2%}"
+    summary = record.summary
+    key = next((key for key in ("mae", "mean_ap") if getattr(summary, key, None) is not None), None)
+    return f"{SHOWN[key].label} {shown({key: getattr(summary, key)}, key)}" if key else ""
 
 
 def _changed_at(path: Path) -> float:
@@ -276,8 +267,8 @@ def _trial_cell(trial: TrialScore | None) -> Cell:
 
 
 def _images_and_interval(top1: float | None, count: int | None) -> str:
-    interval = interval_of(top1, count)
-    return f"{interval_text(interval)}, {count_of(count, 'image')}" if interval else ""
+    interval = interval_note(top1, count)
+    return f"{interval}, {count_of(count, 'image')}" if interval else ""
 
 
 def _last(curves: tuple[tuple[Point, ...], ...]) -> float | None:

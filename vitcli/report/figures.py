@@ -22,10 +22,9 @@ from vitcli.output.summaries import ResultSummary
 from vitcli.output.svg import to_svg
 from vitcli.output.text import plain
 from vitcli.report.accuracy import has_calibration
-from vitcli.report.grouping import grouped
+from vitcli.report.grouping import grouped, interval_of
 from vitcli.report.predicted import Predicted, by_class, mistakes_caption, same_of
-from vitcli.report.runs import EvaluationRecord, Point, Run, RunCollection, TrialScore, is_number
-from vitcli.report.tables import Names, interval_of
+from vitcli.report.runs import EvaluationRecord, Names, Point, Run, RunCollection, TrialScore, is_number
 
 MAX_LINES = len(COLORS)  # of one figure
 MAX_TICKS = 8

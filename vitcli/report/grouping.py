@@ -1,4 +1,4 @@
-"""Group results into the cells and columns of a table, and name the columns.
+"""Tables of data sets by networks: results grouped into cells and columns, and the names of both.
 
 A column is a network from one checkpoint. Results on the same data go to different columns if their recipes
 differ, and the column's name says in what. Results that differ only in the seed are repeated runs: their cell
@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from vitcli.models.variants import VARIANTS
-from vitcli.output.document import Header
-from vitcli.output.text import count_of, natural, short_names, size_text, value_text
+from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark_best, number_cell
+from vitcli.output.scores import ERRORS, cell_of
+from vitcli.output.text import compute_unit, interval_text, natural, short_names, size_text, value_text
 from vitcli.recipe.schema import WITHOUT_EFFECT
+from vitcli.report.runs import UNKNOWN_IMAGES, AnyRecord, ImageSet, Names
 
 SIZE, SEED = "data.image_size", "train.seed"
 UNSET = "unset"
@@ -37,26 +39,6 @@ WORDS = {
 OF_TABLE = {"data.dataset", "model.ckpt", "model.name", SEED}  # rows, columns and cells are made of these
 RowKey = tuple[Any, ...]
 Key, Item = TypeVar("Key", bound=Hashable), TypeVar("Item")
-
-
-class ImageSet(NamedTuple):
-    """The images that a result was scored on; as a part of a row, results on different ones stay apart.
-
-    Attributes:
-        count: number of images; None if the result does not say.
-        fingerprint: of the data; None if the result does not say.
-    """
-
-    count: int | None
-    fingerprint: str | None = None
-
-    def text(self, *, has_fingerprint: bool = False) -> str:
-        count = "" if self.count is None else count_of(self.count, "image")
-        mark = self.fingerprint[:6] if self.fingerprint else "unknown"
-        return f"{count} (set {mark})" if has_fingerprint else count
-
-
-UNKNOWN_IMAGES = ImageSet(None)
 
 
 @dataclass(frozen=True)
@@ -225,3 +207,134 @@ def _value(entry: Entry, key: str) -> str:
         return size_text(entry.resolution)
     each = value if isinstance(value, list) else [value]
     return "/".join(map(value_text, each))
+
+
+def row_headers(rows: Sequence[RowKey]) -> list[Header]:
+    """Return the headers of rows: the data set, and in small print its split, the rest and the images.
+
+    Rows that would read the same have the fingerprint of their images, too.
+    """
+    plain = [_row_header(row, has_fingerprint=False) for row in rows]
+    return [
+        _row_header(row, has_fingerprint=plain.count(header) > 1)
+        for row, header in zip(rows, plain, strict=True)
+    ]
+
+
+def _row_header(row: RowKey, *, has_fingerprint: bool) -> Header:
+    dataset, *rest = row
+    parts = (
+        part.text(has_fingerprint=has_fingerprint) if isinstance(part, ImageSet) else part for part in rest
+    )
+    return Header(dataset, ", ".join(filter(None, parts)))
+
+
+def crossed(key: str, title: str, caption: str, columns: Sequence[NetworkColumn]) -> Table:
+    """Return a table with a row per data set and a column per network, the best of a row marked."""
+    headers = tuple(column.header for column in columns)
+    keys = row_keys(columns)
+    cells = cells_of(columns, keys)
+    rows = tuple(Row(header, line) for header, line in zip(row_headers(keys), cells, strict=True))
+    return Table(key, title, caption, Header("data set", kind="text"), headers, rows)
+
+
+def row_keys(columns: Sequence[NetworkColumn]) -> list[RowKey]:
+    """Return the rows of all columns by name, VTAB last as in the paper."""
+    rows = {row for column in columns for row in column.cells}
+    return sorted(
+        rows, key=lambda row: (row[0] == "VTAB", [natural(str(part), ignore_case=True) for part in row])
+    )
+
+
+def cells_of(columns: Sequence[NetworkColumn], rows: Sequence[RowKey]) -> list[tuple[Cell, ...]]:
+    """Return the cells of each row, the best marked; with the number of runs where it differs."""
+    has_count = len(_counts(columns)) > 1
+    return [_best_marked(columns, row, has_count=has_count) for row in rows]
+
+
+def _best_marked(columns: Sequence[NetworkColumn], row: RowKey, *, has_count: bool) -> tuple[Cell, ...]:
+    """Return the cells of a row, the best of those marked that no scored image was trained on before."""
+    cells = [_cell(column, row, has_count=has_count) for column in columns]
+    is_fair = [not any(entry.num_seen for entry in column.cells.get(row, ())) for column in columns]
+    marked = mark_best([cell if fair else Cell() for cell, fair in zip(cells, is_fair, strict=True)])
+    return tuple(best if fair else cell for best, cell, fair in zip(marked, cells, is_fair, strict=True))
+
+
+def of_repeats(columns: Sequence[NetworkColumn], noun: str) -> str:
+    """Return the part of a caption that says what the cells are means of; empty for single runs."""
+    counts = _counts(columns)
+    if counts <= {1}:
+        return ""
+    number = f"{counts.pop()} " if len(counts) == 1 else ""
+    return f", mean ± standard deviation of {number}{noun}"
+
+
+def compute_column(exaflops: Sequence[float | None], detail: str = "") -> tuple[Header, list[Cell]]:
+    """Return header and cells of a column of compute, in the unit that suits its largest value."""
+    largest = max((value for value in exaflops if value), default=0.0)
+    unit, scale = compute_unit(largest)
+    form = "{:,.4g}" if largest * scale < 1e4 else "{:,.0f}"
+    cells = [number_cell(None if value is None else value * scale, form) for value in exaflops]
+    return Header(unit, detail), cells
+
+
+def interval_of(
+    accuracy: float | None, count: int | None, known: Sequence[float] | None = None
+) -> Sequence[float] | None:
+    """Return the 95 % interval of an accuracy over so many images, `known` if it is stored with the result.
+
+    Of a mean of runs it is that of one run as accurate. None where accuracy or count is not known.
+    """
+    if known and len(known) == 2:
+        return known
+    if accuracy is None or not count:
+        return None
+    from vitcli.evaluation import statistics  # loads NumPy, which stored intervals do not need
+
+    return statistics.interval_of(accuracy, count)
+
+
+def interval_note(accuracy: float | None, count: int | None, known: Sequence[float] | None = None) -> str:
+    """Return the interval of `interval_of` as text; empty where it is not known."""
+    interval = interval_of(accuracy, count, known)
+    return interval_text(interval) if interval else ""
+
+
+def _counts(columns: Sequence[NetworkColumn]) -> set[int]:
+    return {pooled(cell)[2] for column in columns for cell in column.cells.values()} - {0}
+
+
+def _cell(column: NetworkColumn, row: RowKey, *, has_count: bool) -> Cell:
+    """Return mean and std of the entries in a cell, with a note of how it differs from its column."""
+    entries = column.cells.get(row, [])
+    if not entries:
+        return Cell()
+    mean, std, count = pooled(entries)
+    if mean is None:
+        return Cell(note=entries[0].status)
+    sizes = {size_text(entry.resolution) for entry in column.entries if entry.resolution is not None}
+    resolution = entries[0].resolution
+    known = entries[0].interval if len(entries) == 1 else None
+    notes = [interval_note(mean, entries[0].images.count, known)]
+    notes += [f"{size_text(resolution)} px"] if len(sizes) > 1 and resolution is not None else []
+    notes += [f"{count} runs"] if has_count and count > 1 else []
+    notes += [f"{most:,} trained on before"] if (most := max(entry.num_seen for entry in entries)) else []
+    return fraction_cell(mean, std, count=count, note=", ".join(filter(None, notes)))
+
+
+def best_of_their_images(records: Sequence[AnyRecord], names: Names, key: str) -> set[Path]:
+    """Return the folders of results that no other of the same images surpasses in a score.
+
+    The best error is the smallest. A result is no candidate if its start was trained on the images.
+    """
+    fair = [record for record in records if not getattr(record.summary, "num_held_out_seen", 0)]
+
+    def scored_on(record: AnyRecord) -> tuple:
+        summary = record.summary
+        return (summary.target or summary.command, names.data(record.dataset), summary.split, record.images)
+
+    best = set()
+    for group in grouped(fair, scored_on).values():
+        cells = mark_best([cell_of(record.summary, key) for record in group], is_smallest=key in ERRORS)
+        best |= {record.path for record, cell in zip(group, cells, strict=True) if cell.is_best}
+    return best

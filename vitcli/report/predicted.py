@@ -10,8 +10,7 @@ from vitcli.output.document import Cell, Header, Row, Table, fraction_cell
 from vitcli.output.run_folder import MISTAKES, PREDICTIONS
 from vitcli.output.summaries import Mistake, Mistakes, read
 from vitcli.output.text import count_of
-from vitcli.report.runs import EvaluationRecord, Run, RunCollection
-from vitcli.report.tables import Names
+from vitcli.report.runs import EvaluationRecord, Names, Run, RunCollection
 
 MOST_TOGETHER = 4  # results whose accuracies by class share a table; of more there is none
 MOST_CLASSES = 20  # rows of that table, the weakest

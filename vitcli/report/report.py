@@ -22,10 +22,9 @@ from vitcli.output.text import (
     seen_notes,
     short_names,
 )
-from vitcli.report import accuracy, costs, regression
+from vitcli.report import accuracy, costs
 from vitcli.report.predicted import Predicted, all_predicted, are_few, by_class
-from vitcli.report.runs import RunCollection, collect_runs
-from vitcli.report.tables import Names
+from vitcli.report.runs import Names, RunCollection, collect_runs
 
 ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}
 FORMATS = ("text", *dict.fromkeys(ENDINGS.values()))
@@ -97,7 +96,7 @@ def read(places: Sequence[str]) -> Report:
         accuracy.few_shot(collection, names),
         accuracy.pretraining(collection, names),
         *accuracy.evaluations(collection, names),
-        regression.numbers(collection, names),
+        accuracy.errors(collection, names),
         by_class(predicted, names),
         costs.trials(collection, names),
         costs.costs(collection, names),

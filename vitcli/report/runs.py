@@ -6,11 +6,12 @@ import math
 import os
 import shlex
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitcli.errors import DataError, VitError
 from vitcli.io.files import read_regular
@@ -24,12 +25,32 @@ from vitcli.output.summaries import (
     VtabSummary,
     read,
 )
+from vitcli.output.text import count_of, short_names
 from vitcli.recipe.sweep import is_listed
-from vitcli.report.grouping import UNKNOWN_IMAGES, ImageSet
 from vitcli.report.scan import ARMS, EVALUATION, FOLDS, REPEATS, RunLocation, command_of, find, read_recipe
 
 Point = tuple[float, float]
 CONFUSION = "confusion.csv"
+
+
+class ImageSet(NamedTuple):
+    """The images that a result was scored on; as a part of a row, results on different ones stay apart.
+
+    Attributes:
+        count: number of images; None if the result does not say.
+        fingerprint: of the data; None if the result does not say.
+    """
+
+    count: int | None
+    fingerprint: str | None = None
+
+    def text(self, *, has_fingerprint: bool = False) -> str:
+        count = "" if self.count is None else count_of(self.count, "image")
+        mark = self.fingerprint[:6] if self.fingerprint else "unknown"
+        return f"{count} (set {mark})" if has_fingerprint else count
+
+
+UNKNOWN_IMAGES = ImageSet(None)
 
 
 @dataclass(frozen=True)
@@ -196,6 +217,34 @@ class RunCollection:
     @property
     def unfinished(self) -> list[Run]:
         return [run for run in (*self.runs, *self.vtab_runs) if run.progress]
+
+
+class Names:
+    """Short names of data sets, checkpoints and run folders, each unique in the report."""
+
+    def __init__(self, collection: RunCollection):
+        evaluations = collection.evaluations
+        summaries = [record.summary for record in (*collection.fewshots, *evaluations)]
+        records = (*collection.runs, *collection.fewshots, *evaluations)
+        folders = (*records, *collection.vtabs, *collection.vtab_runs)
+        self._data = short_names(result.dataset for result in (*collection.runs, *summaries))
+        evaluated = (record.summary.ckpt for record in evaluations)
+        ckpts = short_names([*(run.ckpt for run in collection.runs if run.ckpt), *evaluated])
+        self.ckpts = _without_ending(ckpts)
+        self._folders = short_names(str(record.path) for record in folders)
+
+    def data(self, dataset: str) -> str:
+        return self._data.get(dataset, dataset) or "unknown"
+
+    def folder(self, path: Path) -> str:
+        return self._folders[str(path)]
+
+
+def _without_ending(names: dict[str, str]) -> dict[str, str]:
+    """Return short names of weights without .safetensors, where no other name reads the same."""
+    cut = {name: short.removesuffix(".safetensors") for name, short in names.items()}
+    counts = Counter(cut.values())
+    return {name: cut[name] if counts[cut[name]] == 1 else short for name, short in names.items()}
 
 
 def collect_runs(places: Sequence[str]) -> RunCollection:
