@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import run
-from vitcli.bench import data, figures, infer, limits, measure, text, train
+from vitcli.bench import data, figures, infer, limits, measure, setup, text
 from vitcli.data.dataset import DataSet
 from vitcli.data.loader import Batch
 from vitcli.errors import VitError
@@ -75,14 +75,6 @@ def test_the_limit_is_that_of_the_fastest_round_after_the_first(monkeypatch):
     assert limits.matmul_flops_per_s({(3, 5, 7): 12}, CPU, "fp32") == 2 * 3 * 5 * 7 / 1.0
 
 
-def test_on_a_cpu_the_images_that_fit_follow_from_the_memory_that_one_more_takes(monkeypatch):
-    monkeypatch.setattr(infer, "_forward_bytes", lambda case, runtime, size: 300 * 2**20 + 2 * 2**20 * size)
-    monkeypatch.setattr(infer.launch, "free_bytes", lambda: 100 * 2**20)
-    case = SimpleNamespace(arch=SimpleNamespace(image_size=(32, 32)))
-
-    assert infer._largest_batch(case, SimpleNamespace(device=CPU)) == 50
-
-
 def test_a_second_epoch_begins_when_every_image_was_read_once():
     read = []
 
@@ -107,14 +99,18 @@ def test_a_lap_counts_its_images_and_the_time_without_any():
 
 
 def test_a_loop_is_timed_by_its_batches_and_stands_still_while_the_others_have_their_turn():
-    turns = []
+    laps = []
     timed = measure.TimedBatches(
-        islice(batches(5), 13), CPU, settle=2, per_lap=4, between=lambda: turns.append(time.sleep(0.05))
+        islice(batches(5), 13),
+        CPU,
+        settle=2,
+        per_lap=4,
+        on_lap=lambda lap: laps.append(lap) or time.sleep(0.05),
     )
 
     assert len(list(timed)) == 13
-    assert [lap.images for lap in timed.laps] == [20, 20]
-    assert len(turns) == 2 and all(lap.wall_s < 0.05 for lap in timed.laps)
+    assert [lap.images for lap in laps] == [20, 20]
+    assert all(lap.wall_s < 0.05 for lap in laps)
 
 
 def test_items_that_settle_are_pulled_before_a_lap_and_not_counted():
@@ -230,9 +226,15 @@ def test_the_figure_has_a_line_per_network_and_no_point_that_ran_out_of_memory()
 @pytest.mark.parametrize(("fitting", "largest"), [(0, 0), (1, 1), (5, 5), (100, 96), (130, 128)])
 def test_the_largest_batch_is_found_to_an_eighth_of_a_power_of_two(fitting, largest, monkeypatch):
     tried = []
-    monkeypatch.setattr(infer, "_fits", lambda case, runtime, size: tried.append(size) or size <= fitting)
 
-    assert infer._largest_by_trying(None, None) == largest
+    def forward(case, runtime, size):
+        tried.append(size)
+        if size > fitting:
+            raise torch.OutOfMemoryError("as a GPU says it")
+
+    monkeypatch.setattr(infer, "_forward", forward)
+
+    assert infer._largest_batch(None, None) == largest
     assert len(tried) < 30
 
 
@@ -257,6 +259,7 @@ def test_timm_has_no_network_with_our_own_parts():
         ("infer --models ViT-X/99", "there is no model 'ViT-X/99'"),
         ("infer --overwrite", "no folder is named"),
         ("infer --res 100", "does not divide into patches"),
+        ("infer --largest-batch --device cpu", "this is a CPU"),
         ("train --compare jax", "'jax'"),
         ("train --steps 0", "must be greater than or equal to 1"),
         ("train --dataset nowhere/here/at/all", "nowhere/here/at/all"),
@@ -272,13 +275,30 @@ def test_mistakes_are_refused_in_three_lines(words, message):
 
 
 def test_the_sides_take_turns_lap_by_lap():
-    order = []
-    laps = measure.interleaved({"ours": lambda: order.append("a"), "timm": lambda: order.append("b")}, 3)
+    bench, order = setup.Benchmark(None, setup.BenchOptions(repeats=3)), []
+    bench.take_turns({"ours": lambda: order.append("a"), "timm": lambda: order.append("b")})
 
-    assert order == ["a", "b"] * 3 and {name: len(of_side) for name, of_side in laps.items()} == {
-        "ours": 3,
-        "timm": 3,
-    }
+    assert order == ["a", "b"] * 3
+    assert {side: len(laps) for side, laps in bench.laps.items()} == {"ours": 3, "timm": 3}
+
+
+def test_another_side_is_built_after_our_first_lap_and_its_memory_is_not_counted(monkeypatch):
+    order, peaks = [], iter([{"host_peak_memory_gib": 1.0}, {"host_peak_memory_gib": 9.0}])
+    monkeypatch.setattr(setup, "peak_memory", lambda: next(peaks))
+    timm = measure.built_late(lambda: order.append("built") or (lambda: order.append("timm")))
+    bench = setup.Benchmark(None, setup.BenchOptions(repeats=2))
+    bench.take_turns({"ours": lambda: order.append("ours"), "timm": timm})
+
+    assert order == ["ours", "built", "timm", "ours", "timm"]
+    assert bench.peaks == {"host_peak_memory_gib": 1.0}
+
+
+def test_the_limit_is_the_best_that_was_measured(monkeypatch):
+    rates = iter([3.0, 5.0, 4.0])
+    monkeypatch.setattr(limits, "matmul_flops_per_s", lambda shapes, device, precision: next(rates))
+    bench = setup.Benchmark(SimpleNamespace(device=CPU, precision="fp32"), setup.BenchOptions())
+
+    assert [bench.limit({}) for _ in range(3)] == [3.0, 5.0, 5.0]
 
 
 def test_comparisons_are_of_ours_against_theirs_by_the_clock_and_by_cpu_time():
@@ -290,13 +310,16 @@ def test_comparisons_are_of_ours_against_theirs_by_the_clock_and_by_cpu_time():
     sides = {"cold": laps(60, 15), "second_epoch": laps(120, 40), "timm": laps(20, 99), "ours": laps(50, 1)}
     sides["timm_in_process"] = laps(5, 5)
 
-    of_data = data._comparison(sides, is_training=True)
+    bench = setup.Benchmark(None, setup.BenchOptions(compare="timm"), sides)
+
+    of_data = data._comparison(bench, is_training=True)
     assert (of_data["ratio"], of_data["images_per_s"]) == (pytest.approx(3), pytest.approx(20))
     assert (of_data["cpu_ratio"], of_data["cpu_ratio_range"]) == (pytest.approx(3), pytest.approx([3, 3]))
     assert of_data["second_epoch_ratio"] == pytest.approx(6)
     assert of_data["second_epoch_cpu_ratio"] == pytest.approx(8)
     assert of_data["cpu_s_per_image"] == pytest.approx(1 / 5)
-    assert data._comparison({**sides, "second_epoch": []}, is_training=False)["second_epoch_ratio"] is None
-    assert infer._comparison(sides)["ratio"] == pytest.approx(2.5)
-    of_training = train._comparison(sides["ours"], sides["timm"])
+    bench.laps.pop("second_epoch")
+    assert data._comparison(bench, is_training=False)["second_epoch_ratio"] is None
+    of_training = bench.peer("train")
     assert (of_training["ratio"], of_training["images_per_s"]) == (pytest.approx(2.5), pytest.approx(20))
+    assert setup.Benchmark(None, setup.BenchOptions(), sides).peer("train") is None

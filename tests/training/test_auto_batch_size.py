@@ -52,10 +52,10 @@ def fitting_size(runtime: Machine, monkeypatch, sizes=(1, 2, 4, 8, 16)) -> tuple
     return found, model, tried
 
 
-def test_sizes_are_tried_from_the_largest_down(monkeypatch):
+def test_sizes_are_tried_from_the_smallest_up(monkeypatch):
     found, model, tried = fitting_size(Machine(most=5), monkeypatch)
 
-    assert (found, tried) == (4, [16, 8, 4])
+    assert (found, tried) == (4, [1, 2, 4, 8])
     assert not model[2].running_mean.any()  # what the trial passes left is taken back
 
 

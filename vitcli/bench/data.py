@@ -8,15 +8,14 @@ from typing import Any
 import torch
 
 from vitcli.bench import limits
-from vitcli.bench.measure import LAP_S, Lap, Stream, interleaved, rates, ratio, watched
-from vitcli.bench.setup import BenchOptions, check_one_process, machine, note_duration
+from vitcli.bench.measure import LAP_S, Lap, Stream, rates, ratio
+from vitcli.bench.setup import Benchmark, BenchOptions, check_one_process, machine
 from vitcli.data import dataset, loader
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.loader import Batch
 from vitcli.data.sampler import TrainSampler
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, preprocessing_of, train_transform_of
-from vitcli.distributed.runtime import reset_peaks
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.evaluation.setup import settle_pixels
 from vitcli.output.progress import Progress
@@ -39,7 +38,7 @@ def measure_data(recipe: Recipe, options: BenchOptions, *, split: str, is_traini
     check_one_process(runtime)
     progress = Progress(quiet=options.quiet)
     rows = _open(recipe, split, is_training=is_training)
-    num_threads = options.workers or loader.default_threads(1)
+    num_threads = options.num_workers
     batch_size = _batch_size(recipe, is_training=is_training)
     batches_of = partial(_batches, recipe, batch_size, num_threads, is_training=is_training)
 
@@ -48,13 +47,12 @@ def measure_data(recipe: Recipe, options: BenchOptions, *, split: str, is_traini
     step_s = batch_size * decoding.wall_s / decoding.images
     steps = options.steps or max(2, min(100, round(LAP_S / step_s)))
     images = steps * batch_size
-    sides: dict[str, Callable[[], Lap]] = {}
-    peaks: list[dict[str, float | None]] = []
+    bench, sides = Benchmark(runtime, options), {}
     cpu = torch.device("cpu")
 
     # Each side reads endlessly; its laps are counted from the same number of batches.
     per_lap = {"settle": SETTLE, "per_lap": steps, "images_of": lambda batch: len(batch.rows_B)}
-    sides["cold"] = watched(Stream(batches_of(rows), cpu, **per_lap).lap, peaks)
+    sides["cold"] = Stream(batches_of(rows), cpu, **per_lap).lap
     prepared = None if is_training else preprocessing_of(recipe.data)
     second = _second_epoch(rows, batches_of, batch_size, prepared)
     if second is not None:
@@ -63,9 +61,9 @@ def measure_data(recipe: Recipe, options: BenchOptions, *, split: str, is_traini
     if options.compare:
         sides |= _timm_sides(recipe, rows, batch_size, num_threads, steps, is_training=is_training)
 
-    note_duration(progress, f"{steps} batches of {batch_size}", steps * step_s, options, len(sides))
-    reset_peaks()
-    laps = interleaved(sides, options.repeats)
+    bench.announce(progress, f"{steps} batches of {batch_size}", steps * step_s, len(sides))
+    bench.take_turns(sides)
+    laps = bench.laps
     return {
         "command": "bench data",
         "dataset": recipe.data.dataset,
@@ -81,8 +79,8 @@ def measure_data(recipe: Recipe, options: BenchOptions, *, split: str, is_traini
         "second_epoch": rates(laps["second_epoch"]) if second is not None else None,
         "decode": rates(laps["decode"]),
         "fraction_of_decode": ratio(laps["cold"], laps["decode"])["ratio"],
-        **peaks[0],
-        "compare": _comparison(laps, is_training=is_training) if options.compare else None,
+        **bench.peaks,
+        "compare": _comparison(bench, is_training=is_training),
         "machine": machine(runtime),
     }
 
@@ -167,20 +165,18 @@ def _timm_sides(
     return sides
 
 
-def _comparison(laps: dict[str, list[Lap]], *, is_training: bool) -> dict[str, Any]:
+def _comparison(bench: Benchmark, *, is_training: bool) -> dict[str, Any] | None:
     """Return timm's rates, and how many times ours they are: by the clock, and by CPU time."""
-    from vitcli.bench import timm_peer
-
-    ours, theirs, in_process = laps["cold"], laps["timm"], laps["timm_in_process"]
-    second = laps.get("second_epoch")
-    return {
-        "peer": timm_peer.version(),
-        **rates(theirs),
+    compared = bench.peer("train_data" if is_training else "eval_data", ours="cold")
+    if compared is None:
+        return None
+    ours, theirs, in_process = (bench.laps[side] for side in ("cold", "timm", "timm_in_process"))
+    second = bench.laps.get("second_epoch")
+    by_cpu = ratio(ours, in_process, "cpu_s")
+    return compared | {
         "cpu_s_per_image": rates(in_process)["cpu_s_per_image"],
-        **ratio(ours, theirs),
-        "cpu_ratio": ratio(ours, in_process, "cpu_s")["ratio"],
-        "cpu_ratio_range": ratio(ours, in_process, "cpu_s")["ratio_range"],
+        "cpu_ratio": by_cpu["ratio"],
+        "cpu_ratio_range": by_cpu["ratio_range"],
         "second_epoch_ratio": ratio(second, theirs)["ratio"] if second else None,
         "second_epoch_cpu_ratio": ratio(second, in_process, "cpu_s")["ratio"] if second else None,
-        "differences": timm_peer.DIFFERENCES["train_data" if is_training else "eval_data"],
     }

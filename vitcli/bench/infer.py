@@ -1,6 +1,5 @@
 """`vit bench infer`: the forward pass by network and resolution, and the largest batch (paper, Figure 12)."""
 
-import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -8,30 +7,18 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any
 
-import torch
 from torch import nn
 
 from vitcli.bench import figures, limits, synthetic
-from vitcli.bench.measure import (
-    Lap,
-    Stream,
-    Waits,
-    interleaved,
-    rates,
-    ratio,
-    steps_of_a_lap,
-    synchronize,
-    watched,
-)
-from vitcli.bench.setup import BenchOptions, check_one_process, machine, note_duration
+from vitcli.bench.measure import Stream, Waits, built_late, rates, steps_of_a_lap, synchronize
+from vitcli.bench.setup import Benchmark, BenchOptions, check_one_process, machine
 from vitcli.data import dataset, loader
 from vitcli.data.loader import Batch
 from vitcli.data.split import Split
 from vitcli.data.transforms import preprocessing_of
-from vitcli.distributed import launch
-from vitcli.distributed.runtime import Runtime, peak_memory, reset_peaks
+from vitcli.distributed.runtime import Runtime, fits_in_memory, free_memory, last_that_fits
 from vitcli.distributed.runtime import start as start_runtime
-from vitcli.errors import is_out_of_memory
+from vitcli.errors import VitError, is_out_of_memory
 from vitcli.evaluation import inference
 from vitcli.evaluation.setup import settle_pixels
 from vitcli.models.architecture import Architecture
@@ -49,7 +36,6 @@ from vitcli.weights.names import FRESH
 SETTLE = 2  # batches before each lap, not timed
 NUM_CLASSES = 1_000  # of networks without weights
 MOST_BATCH = 2**16  # tried on a GPU
-SLOPE_SIZES = (4, 16)  # batches whose memory gives that of an image, on a CPU
 FOLDER = ResultFolder("benchmark", "benchmark.json", ("benchmark.json", "inference.png", "inference.svg"))
 
 
@@ -74,6 +60,12 @@ def measure_infer(
     """
     runtime = start_runtime(recipes[0].precision.compute)
     check_one_process(runtime)
+    if largest_batch and runtime.device.type == "cpu":
+        raise VitError(
+            "the largest batch is found by filling the memory of a GPU, and this is a CPU",
+            where="--largest-batch",
+            fix="leave it out, or compute on a GPU with --device cuda",
+        )
     progress = Progress(quiet=options.quiet)
     asked = {
         "models": [recipe.model.name or recipe.model.ckpt for recipe in recipes],
@@ -92,7 +84,7 @@ def measure_infer(
                 row = _row(recipe, side, runtime, progress, options, largest_batch=largest_batch)
                 progress.note(_line(row))
                 rows.append(row)
-                _free()
+                free_memory()
         result = {
             "command": "bench infer",
             "dataset": recipes[0].data.dataset,
@@ -142,7 +134,7 @@ def _row(
         if not is_out_of_memory(error):
             raise
         row |= {"out_of_memory": True, "images_per_s": None, "fraction_of_limit": None, "compare": None}
-    _free()
+    free_memory()
     if largest_batch:
         row["largest_batch"] = _largest_batch(case, runtime)
     return row
@@ -173,8 +165,9 @@ def _case(recipe: Recipe, side: int | None, runtime: Runtime, progress: Progress
 def _measure(case: Case, runtime: Runtime, progress: Progress, options: BenchOptions) -> dict[str, Any]:
     """Return the rates of the forward pass as `vit evaluate` runs it, against the limit and timm's loop."""
     batch_size, device = case.recipe.eval.batch_size, runtime.device
+    bench = Benchmark(runtime, options)
     shapes = limits.linear_shapes(case.arch, batch_size, device.type)
-    limit = limits.matmul_flops_per_s(shapes, device, runtime.precision)
+    bench.limit(shapes)
     batches = Waits(_batches(case, options))
     outputs = inference.outputs_of(
         case.model, batches, preprocessing_of(case.recipe.data), device, runtime.precision
@@ -186,32 +179,25 @@ def _measure(case: Case, runtime: Runtime, progress: Progress, options: BenchOpt
     next(outputs)
     step_s = time.perf_counter() - began_at
     steps = options.steps or steps_of_a_lap(step_s)
-    num_sides = 2 if options.compare else 1
-    what = f"{case.arch.name} at {case.arch.image_size[0]} px, {steps} batches of {batch_size}"
-    note_duration(progress, what, (steps + SETTLE) * step_s, options, num_sides)
-
-    reset_peaks()
-    peaks: list[dict[str, float | None]] = []
     laps_of = {"settle": SETTLE, "per_lap": steps}
     stream = Stream(outputs, device, images_of=lambda output: len(output[1]), waits=batches, **laps_of)
-    theirs: list[Stream] = []
+    sides = {"ours": stream.lap}
+    if options.compare:
+        sides["timm"] = built_late(
+            lambda: Stream(_timm_work(case, runtime, options), device, images_of=int, **laps_of).lap
+        )
+    what = f"{case.arch.name} at {case.arch.image_size[0]} px, {steps} batches of {batch_size}"
+    bench.announce(progress, what, (steps + SETTLE) * step_s, len(sides))
+    bench.take_turns(sides)
 
-    def timm_lap() -> Lap:
-        if not theirs:  # built after our first lap, whose memory is our own
-            theirs.append(Stream(_timm_work(case, runtime, options), device, images_of=int, **laps_of))
-        return theirs[0].lap()
-
-    sides = {"ours": watched(stream.lap, peaks)}
-    laps = interleaved(sides | ({"timm": timm_lap} if options.compare else {}), options.repeats)
-    limit = max(limit, limits.matmul_flops_per_s(shapes, device, runtime.precision))
-    speed = rates(laps["ours"])
+    limit, speed = bench.limit(shapes), rates(bench.laps["ours"])
     return {
         "steps": steps,
         **speed,
         "limit_flops_per_s": limit,
         "fraction_of_limit": limits.inference_flops(case.arch) * speed["images_per_s"] / limit,
-        **peaks[0],
-        "compare": _comparison(laps) if options.compare else None,
+        **bench.peaks,
+        "compare": bench.peer("infer"),
     }
 
 
@@ -229,7 +215,7 @@ def _batches(case: Case, options: BenchOptions) -> Iterator[Batch]:
             rank=0,
             world_size=1,
             on_bad_image=recipe.data.on_bad_image,
-            num_threads=options.workers or loader.default_threads(1),
+            num_threads=options.num_workers,
         )
         for _ in count()
     )
@@ -245,72 +231,32 @@ def _timm_work(case: Case, runtime: Runtime, options: BenchOptions) -> Iterator[
 
     recipe, device = case.recipe, runtime.device
     model = timm_peer.network(case.arch).to(device)
-    batch_size = recipe.eval.batch_size
-    if recipe.data.dataset == synthetic.NAME:
-        batches = timm_peer.noise(batch_size, recipe.data.image_hw, case.arch.num_classes, device)
-    else:
-        num_workers = options.workers or loader.default_threads(1)
-        batches = chain.from_iterable(
-            iter(theirs)
-            for theirs in [
-                timm_peer.data_loader(
-                    _split(recipe), recipe.data, batch_size=batch_size, num_workers=num_workers,
-                    is_training=False, device=device,
-                )
-            ]
-        )  # fmt: skip
+    batches = timm_peer.batches(
+        None if recipe.data.dataset == synthetic.NAME else _split(recipe),
+        recipe.data,
+        batch_size=recipe.eval.batch_size,
+        num_classes=case.arch.num_classes,
+        num_workers=options.num_workers,
+        is_training=False,
+        device=device,
+    )
     return timm_peer.validation(model, batches, device, runtime.precision)
 
 
-def _comparison(laps: dict[str, list[Lap]]) -> dict[str, Any]:
-    from vitcli.bench import timm_peer
-
-    return {
-        "peer": timm_peer.version(),
-        **rates(laps["timm"]),
-        **ratio(laps["ours"], laps["timm"]),
-        "differences": timm_peer.DIFFERENCES["infer"],
-    }
-
-
 def _largest_batch(case: Case, runtime: Runtime) -> int:
-    """Return the largest batch whose forward pass fits into memory; 0 if not even one image does.
+    """Return the largest batch whose forward pass fits into memory, to an eighth of a power of two.
 
-    On a GPU by trying, to an eighth of a power of two. A CPU would push other programs out of memory first:
-    there the memory of an image follows from two small batches, and the free memory says how many fit.
+    0 if not even one image fits.
     """
-    if runtime.device.type == "cpu":
-        small, large = (_forward_bytes(case, runtime, size) for size in SLOPE_SIZES)
-        per_image = (large - small) / (SLOPE_SIZES[1] - SLOPE_SIZES[0])
-        pixels = 3 * case.arch.image_size[0] * case.arch.image_size[1] * 5  # as uint8 and as float32
-        return int(launch.free_bytes() / max(per_image, pixels))
-    return _largest_by_trying(case, runtime)
 
+    def fits(size: int) -> bool:
+        return fits_in_memory(lambda: _forward(case, runtime, size))
 
-def _largest_by_trying(case: Case, runtime: Runtime) -> int:
-    fits = 0
-    for power in range(MOST_BATCH.bit_length()):
-        if not _fits(case, runtime, 2**power):
-            break
-        fits = 2**power
-    step = max(1, fits // 8)
-    for size in range(fits + step, 2 * fits, step) if fits < MOST_BATCH else ():
-        if not _fits(case, runtime, size):
-            break
-        fits = size
-    return fits
-
-
-def _fits(case: Case, runtime: Runtime, size: int) -> bool:
-    try:
-        _forward(case, runtime, size)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return False
-    finally:
-        _free()
-    return True
+    powers = (2**power for power in range(MOST_BATCH.bit_length()))
+    largest = last_that_fits(powers, fits)
+    step = max(1, largest // 8)
+    between = range(largest + step, 2 * largest, step) if largest < MOST_BATCH else ()
+    return last_that_fits(between, fits) or largest
 
 
 def _forward(case: Case, runtime: Runtime, size: int) -> None:
@@ -321,20 +267,6 @@ def _forward(case: Case, runtime: Runtime, size: int) -> None:
         )
     )
     synchronize(runtime.device)
-
-
-def _forward_bytes(case: Case, runtime: Runtime, size: int) -> float:
-    """Return the largest memory of this process in a forward pass, in bytes."""
-    _free()
-    reset_peaks()
-    _forward(case, runtime, size)
-    return peak_memory()["host_peak_memory_gib"] * 2**30
-
-
-def _free() -> None:
-    gc.collect()
-    if torch.accelerator.is_available():
-        torch.accelerator.empty_cache()
 
 
 def _line(row: dict[str, Any]) -> str:

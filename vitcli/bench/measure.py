@@ -6,6 +6,7 @@ Two sides are compared by alternating their laps, so that a machine that slows d
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from statistics import median
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 
 from vitcli.data.loader import Batch
-from vitcli.distributed.runtime import peak_memory
 
 LAP_S = 2.0  # length of a lap where the number of steps is left to us
 MOST_STEPS = 500
@@ -64,13 +64,10 @@ def steps_of_a_lap(step_s: float) -> int:
     return min(MOST_STEPS, max(2, round(LAP_S / max(step_s, 1e-6))))
 
 
-def interleaved(sides: dict[str, Callable[[], Lap]], repeats: int) -> dict[str, list[Lap]]:
-    """Return the laps of each side, one of each in turn, `repeats` times."""
-    laps: dict[str, list[Lap]] = {name: [] for name in sides}
-    for _ in range(repeats):
-        for name, run in sides.items():
-            laps[name].append(run())
-    return laps
+def built_late(build: Callable[[], Callable[[], Lap]]) -> Callable[[], Lap]:
+    """Return the laps of a side that is built for its first lap: what it takes in memory is not ours."""
+    built = cache(build)
+    return lambda: built()()
 
 
 class Stream:
@@ -127,8 +124,8 @@ class Waits:
 class TimedBatches:
     """Batches on their way to a loop, timed in laps by when the loop asks for the next one.
 
-    Each lap is of `per_lap` batches, after `settle` that are not timed. After it `between` is called: another
-    side of the comparison then has its turn, while this loop stands still.
+    Each lap is of `per_lap` batches, after `settle` that are not timed. `on_lap` gets it: another side of the
+    comparison then has its turn, while this loop stands still.
     """
 
     def __init__(
@@ -138,10 +135,9 @@ class TimedBatches:
         *,
         settle: int,
         per_lap: int,
-        between: Callable[[], None],
+        on_lap: Callable[[Lap], None],
     ):
-        self.laps: list[Lap] = []
-        self._batches, self._clock, self._between = Waits(batches), Clock(device), between
+        self._batches, self._clock, self._on_lap = Waits(batches), Clock(device), on_lap
         self._settle, self._per_lap = settle, per_lap
 
     def __iter__(self) -> Iterator[Batch]:
@@ -149,8 +145,7 @@ class TimedBatches:
         for number in count():
             place = number % (self._settle + self._per_lap)
             if place == 0 and number:
-                self.laps.append(self._clock.lap(images, self._batches.waited_s - before_s))
-                self._between()
+                self._on_lap(self._clock.lap(images, self._batches.waited_s - before_s))
             if place == self._settle:
                 images, before_s = 0, self._batches.waited_s
                 self._clock.start()
@@ -182,14 +177,3 @@ def ratio(ours: list[Lap], theirs: list[Lap], key: str = "wall_s") -> dict[str, 
     pairs = zip(ours, theirs, strict=True)
     ratios = [(a.images / getattr(a, key)) / (b.images / max(getattr(b, key), 1e-9)) for a, b in pairs]
     return {"ratio": median(ratios), "ratio_range": [min(ratios), max(ratios)]}
-
-
-def watched(lap: Callable[[], Lap], peaks: list[dict[str, float | None]]) -> Callable[[], Lap]:
-    """Return the same lap, after which the largest memory so far is added to `peaks`."""
-
-    def with_memory() -> Lap:
-        done = lap()
-        peaks.append(peak_memory())
-        return done
-
-    return with_memory

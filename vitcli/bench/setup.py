@@ -1,15 +1,19 @@
-"""What the three benchmarks share: options, the machine, and the notes before they begin."""
+"""What the three benchmarks share: options, the machine, the laps of their sides and what these say."""
 
 import platform
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vitcli import __version__
+from vitcli.bench import limits
+from vitcli.bench.measure import Lap, rates, ratio
+from vitcli.data import loader
 from vitcli.distributed import launch
-from vitcli.distributed.runtime import Runtime
+from vitcli.distributed.runtime import Runtime, peak_memory, reset_peaks
 from vitcli.errors import VitError
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import library_versions
@@ -43,6 +47,68 @@ class BenchOptions:
     overwrite: bool = False
     quiet: bool = False
 
+    @property
+    def num_workers(self) -> int:
+        return self.workers or loader.default_threads(1)
+
+
+@dataclass(eq=False)
+class Benchmark:
+    """Laps of several sides that do the same work in turn, on one device.
+
+    Attributes:
+        laps: of each side, in the order of time.
+        peaks: largest memory of the first lap, before another side is built.
+        best_limit: highest rate of matrix products so far, in operations per second.
+    """
+
+    runtime: Runtime
+    options: BenchOptions
+    laps: dict[str, list[Lap]] = field(default_factory=dict)
+    peaks: dict[str, float | None] = field(default_factory=dict)
+    best_limit: float = 0.0
+
+    def announce(self, progress: Progress, what: str, lap_s: float, num_sides: int) -> None:
+        """Note how long the laps will take, about, and begin to watch the memory."""
+        sides = f" of {count_of(num_sides, 'side')}" if num_sides > 1 else ""
+        laps = f"{count_of(self.options.repeats, 'lap')}{sides}"
+        progress.note(f"{what}: {laps}, about {duration(lap_s * self.options.repeats * num_sides)}")
+        reset_peaks()
+
+    def add(self, side: str, lap: Lap) -> None:
+        """Count a lap of a side."""
+        self.peaks = self.peaks or peak_memory()
+        self.laps.setdefault(side, []).append(lap)
+
+    def take_turns(self, sides: dict[str, Callable[[], Lap]]) -> None:
+        """Make one lap of each side in turn, as often as the options say."""
+        for _ in range(self.options.repeats):
+            for side, lap in sides.items():
+                self.add(side, lap())
+
+    def limit(self, shapes: limits.Shapes) -> float:
+        """Measure matrix products, and return the highest rate so far, in operations per second."""
+        rate = limits.matmul_flops_per_s(shapes, self.runtime.device, self.runtime.precision)
+        self.best_limit = max(self.best_limit, rate)
+        return self.best_limit
+
+    def peer(self, work: str, *, ours: str = "ours") -> dict[str, Any] | None:
+        """Return timm's rates, and how many times these our side has; None without a comparison.
+
+        Args:
+            work: which of timm's loops was measured, a key of `timm_peer.DIFFERENCES`.
+        """
+        if not self.options.compare:
+            return None
+        from vitcli.bench import timm_peer
+
+        return {
+            "peer": timm_peer.version(),
+            **rates(self.laps["timm"]),
+            **ratio(self.laps[ours], self.laps["timm"]),
+            "differences": timm_peer.DIFFERENCES[work],
+        }
+
 
 def machine(runtime: Runtime) -> dict[str, Any]:
     """Return what the numbers belong to."""
@@ -75,10 +141,3 @@ def check_one_process(runtime: Runtime) -> None:
             where=f"{runtime.world_size} processes were started",
             fix="call it without a launcher; vit pretrain --dry-run --measure measures a run of several",
         )
-
-
-def note_duration(progress: Progress, what: str, lap_s: float, options: BenchOptions, num_sides: int) -> None:
-    """Say how long the laps will take, about."""
-    sides = f" of {count_of(num_sides, 'side')}" if num_sides > 1 else ""
-    laps = f"{count_of(options.repeats, 'lap')}{sides}"
-    progress.note(f"{what}: {laps}, about {duration(lap_s * options.repeats * num_sides)}")

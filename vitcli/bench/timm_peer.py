@@ -113,6 +113,31 @@ def network(arch: Architecture, *, dropout: float = 0.0, drop_path: float = 0.0)
     return timm.create_model(arch.timm_name, num_classes=arch.num_classes, **timm_arguments(arch), **chosen)
 
 
+def batches(
+    split: Split | None,
+    data: Data,
+    *,
+    batch_size: int,
+    num_classes: int,
+    num_workers: int,
+    is_training: bool,
+    device: torch.device,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield normalised batches of a split, or without one of noise, on the device."""
+    if split is None:
+        return noise(batch_size, data.image_hw, num_classes, device)
+    return iter(
+        data_loader(
+            split,
+            data,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            is_training=is_training,
+            device=device,
+        )
+    )
+
+
 def noise(batch_size: int, image_size: tuple[int, int], num_classes: int, device: torch.device):
     """Yield one normalised batch of noise and its labels again and again; without end."""
     images_BCHW = torch.randn(batch_size, 3, *image_size, device=device)

@@ -16,17 +16,18 @@ from vitcli.bench.measure import (
     Lap,
     Stream,
     TimedBatches,
+    built_late,
     rates,
     ratio,
     steps_of_a_lap,
     synchronize,
 )
-from vitcli.bench.setup import BenchOptions, check_one_process, machine, note_duration
+from vitcli.bench.setup import Benchmark, BenchOptions, check_one_process, machine
 from vitcli.data import loader
 from vitcli.data.dataset import DataSet
 from vitcli.data.loader import Batch
 from vitcli.data.transforms import to_model_range
-from vitcli.distributed.runtime import autocast, peak_memory, reset_peaks
+from vitcli.distributed.runtime import autocast
 from vitcli.evaluation.setup import settle_pixels, starts_of
 from vitcli.models.build import last_layers
 from vitcli.models.masked_patch import MaskedPatchModel
@@ -48,38 +49,31 @@ def measure_train(recipe: Recipe, options: BenchOptions) -> dict[str, Any]:
     """Return the speed of a recipe's training step; nothing is written, and the learning rate is 0."""
     job = _job(recipe, options)
     check_one_process(job.runtime)
-    state = build_state(job)
-    device = job.runtime.device
-    shapes = limits.linear_shapes(job.start.arch, job.plan.per_device_batch, device.type)
+    bench, state = Benchmark(job.runtime, options), build_state(job)
+    shapes = limits.linear_shapes(job.start.arch, job.plan.per_device_batch, job.runtime.device.type)
     bare = BareStep(job, state)
 
     # How long a lap is to be, and the job with so many steps.
-    limit = limits.matmul_flops_per_s(shapes, device, job.runtime.precision)
+    bench.limit(shapes)
     steps = options.steps or steps_of_a_lap(bare.step_s())
-    num_sides = 3 if options.compare else 2
     lap_s = (steps + SETTLE_STEPS) * bare.step_s()
     what = (
         f"{job.start.arch.name} on {job.recipe.data.dataset} images, {steps} steps of {job.plan.batch_size}"
     )
-    note_duration(Progress(quiet=options.quiet), what, lap_s, options, num_sides)
+    bench.announce(Progress(quiet=options.quiet), what, lap_s, 3 if options.compare else 2)
     total_steps = options.repeats * (steps + SETTLE_STEPS) + 1
     job = replace(job, plan=replace(job.plan, total_steps=total_steps))
+    timm = built_late(partial(_timm_side, job, steps, options))
+
+    def others_after(lap: Lap) -> None:
+        bench.add("ours", lap)
+        bench.add("bare", bare.lap(steps))
+        if options.compare:
+            bench.add("timm", timm())
 
     # Ours in the real loop; where a lap of it ends, the others have their turn.
-    others: dict[str, list[Lap]] = {"bare": []}
-    peaks: list[dict[str, float | None]] = []
-    theirs: list[Callable[[], Lap]] = []
-
-    def turn_of_the_others() -> None:
-        peaks.append(peak_memory())
-        others["bare"].append(bare.lap(steps))
-        if options.compare:
-            if not theirs:  # built after our first lap, whose memory is our own
-                theirs.append(_timm_side(job, steps, options))
-            others.setdefault("timm", []).append(theirs[0]())
-
-    ours = _run_loop(job, state, steps, turn_of_the_others, options)
-    limit = max(limit, limits.matmul_flops_per_s(shapes, device, job.runtime.precision))
+    _run_loop(job, state, steps, others_after, options)
+    limit, ours = bench.limit(shapes), bench.laps["ours"]
     return {
         "command": "bench train",
         **_about(job),
@@ -89,9 +83,9 @@ def measure_train(recipe: Recipe, options: BenchOptions) -> dict[str, Any]:
         "step_s": median(lap.wall_s / steps for lap in ours),
         "limit_flops_per_s": limit,
         "fraction_of_limit": limits.training_flops(job.start.arch) * rates(ours)["images_per_s"] / limit,
-        "overhead_fraction": 1 - ratio(ours, others["bare"])["ratio"],
-        **peaks[0],
-        "compare": _comparison(ours, others["timm"]) if options.compare else None,
+        "overhead_fraction": 1 - ratio(ours, bench.laps["bare"])["ratio"],
+        **bench.peaks,
+        "compare": bench.peer("train"),
         "machine": machine(job.runtime),
     }
 
@@ -130,9 +124,7 @@ def _job(recipe: Recipe, options: BenchOptions) -> TrainingJob:
     data = RunData(starts_of(recipe), quiet=True, kind=kind)
     job = set_up(command, recipe, run_options, make_model, data=data)
     if options.cached:  # every image is read once
-        limits.decode_lap(
-            job.splits.train, len(job.splits.train), options.workers or loader.default_threads(1)
-        )
+        limits.decode_lap(job.splits.train, len(job.splits.train), options.num_workers)
     return job
 
 
@@ -142,20 +134,23 @@ def _synthetic_batches(job: TrainingJob) -> Iterator[Batch]:
 
 
 def _run_loop(
-    job: TrainingJob, state: TrainingState, steps: int, between: Callable[[], None], options: BenchOptions
-) -> list[Lap]:
-    """Train in the real loop, and return its laps."""
-    num_threads = options.workers or loader.default_threads(1)
+    job: TrainingJob,
+    state: TrainingState,
+    steps: int,
+    on_lap: Callable[[Lap], None],
+    options: BenchOptions,
+) -> None:
+    """Train in the real loop, and report each lap of it."""
+    num_threads = options.num_workers
     parts = job.plan.accumulation_steps
     if job.recipe.data.dataset == synthetic.NAME:
         batches = islice(_synthetic_batches(job), job.plan.total_steps * parts)
     else:
         batches = batches_of(job, 0, num_threads=num_threads)
     timed = TimedBatches(
-        batches, job.runtime.device, settle=SETTLE_STEPS * parts, per_lap=steps * parts, between=between
+        batches, job.runtime.device, settle=SETTLE_STEPS * parts, per_lap=steps * parts, on_lap=on_lap
     )
     settings = replace(loop_settings(job), lr_at=lambda step: 0.0)  # noise as images would end in infinities
-    reset_peaks()
     objective = training_task(job.recipe.objective).objective
     train(
         state,
@@ -167,7 +162,6 @@ def _run_loop(
         folder=None,
         progress=job.progress,
     )
-    return timed.laps
 
 
 class BareStep:
@@ -221,16 +215,15 @@ def _timm_side(job: TrainingJob, steps: int, options: BenchOptions) -> Callable[
     settings = recipe.model
     model = timm_peer.network(job.start.arch, dropout=settings.dropout, drop_path=settings.drop_path)
     model.to(runtime.device)
-    if recipe.data.dataset == synthetic.NAME:
-        size = recipe.data.image_hw
-        batches = timm_peer.noise(batch_size, size, job.splits.train.num_classes, runtime.device)
-    else:
-        batches = iter(
-            timm_peer.data_loader(
-                job.splits.train, recipe.data, batch_size=batch_size, is_training=True, device=runtime.device,
-                num_workers=options.workers or loader.default_threads(1),
-            )
-        )  # fmt: skip
+    batches = timm_peer.batches(
+        None if recipe.data.dataset == synthetic.NAME else job.splits.train,
+        recipe.data,
+        batch_size=batch_size,
+        num_classes=job.splits.train.num_classes,
+        num_workers=options.num_workers,
+        is_training=True,
+        device=runtime.device,
+    )
     work = timm_peer.train_steps(model, batches, recipe, runtime.device, runtime.precision)
     return Stream(work, runtime.device, images_of=int, settle=SETTLE_STEPS, per_lap=steps).lap
 
@@ -250,15 +243,4 @@ def _about(job: TrainingJob) -> dict[str, Any]:
         "optimizer": recipe.optimizer.name,
         "workers": job.options.workers or loader.default_threads(1),
         "flops_per_image": limits.training_flops(job.start.arch),
-    }
-
-
-def _comparison(ours: list[Lap], theirs: list[Lap]) -> dict[str, Any]:
-    from vitcli.bench import timm_peer
-
-    return {
-        "peer": timm_peer.version(),
-        **rates(theirs),
-        **ratio(ours, theirs),
-        "differences": timm_peer.DIFFERENCES["train"],
     }

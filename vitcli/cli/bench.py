@@ -46,7 +46,7 @@ class LapOptions:
     repeats: Annotated[int, option("--repeats", RUN,
         "Laps of each side, in turn; the result is their median and range (default: 3).", "N", min=1)] = 3
     compare: Annotated[Literal["timm"] | None, option("--compare", RUN,
-        "timm: the same work by timm's own transforms, loader, step or loop, in turn (default: none).",
+        "timm: also time timm's own loader, step or loop, alternating (default: none).",
         "PEER")] = None
     workers: options.Workers = None
 
@@ -148,7 +148,7 @@ def infer(
     precision: options.Precision = None,
     device: options.Device = None,
     largest_batch: Annotated[bool, option("--largest-batch", RUN,
-        "Also find the largest batch that fits: on a GPU by trying, on a CPU from two small ones.")] = False,
+        "Also find the largest batch that fits into a GPU's memory, by trying.")] = False,
     laps: LapOptions,
     recipe: options.RecipeName = None,
     set_: options.Set = None,

@@ -3,6 +3,7 @@
 It does not matter who started the processes: `launch`, torchrun, `accelerate launch` or srun.
 """
 
+import gc
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +26,7 @@ from torch import nn
 
 from vitcli.distributed import accelerate_settings, launch, numerics
 from vitcli.distributed import device as devices
-from vitcli.errors import MachineError, VitError, reason_of
+from vitcli.errors import MachineError, VitError, is_out_of_memory, reason_of
 from vitcli.recipe.schema import STALL_MINUTES
 
 LOW_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -380,6 +382,30 @@ def _host_peak_gib() -> float:
         return int(kib) / 2**20
     except (OSError, StopIteration):  # macOS: since the process began
         return _largest_resident_gib()
+
+
+def fits_in_memory(attempt: Callable[[], bool | None]) -> bool:
+    """Return whether something can be computed without running out of memory, and does not return False."""
+    try:
+        return attempt() is not False
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    finally:
+        free_memory()
+
+
+def last_that_fits(sizes: Iterable[int], fits: Callable[[int], bool]) -> int:
+    """Return the last of the ascending sizes before the first that does not fit; 0 for none."""
+    return max(takewhile(fits, sizes), default=0)
+
+
+def free_memory() -> None:
+    """Give back what nothing uses any more, also the memory that the allocator of a GPU keeps."""
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -7,8 +7,8 @@ from torch import nn
 
 from vitcli.data.transforms import to_model_range
 from vitcli.distributed import launch
-from vitcli.distributed.runtime import Runtime, autocast, reset_peak_memory
-from vitcli.errors import MachineError, is_out_of_memory
+from vitcli.distributed.runtime import Runtime, autocast, fits_in_memory, last_that_fits, reset_peak_memory
+from vitcli.errors import MachineError
 from vitcli.training.objective import Objective
 
 SPARE_FRACTION = 0.05  # of a GPU's memory, for NCCL's buffers and the optimizer's temporaries
@@ -28,8 +28,8 @@ def find_max_batch_size(
 ) -> int:
     """Return the largest of `sizes` that fits on the device of every process; the model is left unchanged.
 
-    On a GPU, sizes are tried on blank images until one does not run out of memory. A CPU would push other
-    programs out of memory first, so there the estimate `bytes_at` is compared with the free memory.
+    On a GPU, sizes are tried on blank images, from the smallest, until one is too large. A CPU would push
+    other programs out of memory first, so there the estimate `bytes_at` is compared with the free memory.
 
     Args:
         bytes_at: estimated memory of a run with micro-batches of this size.
@@ -38,17 +38,16 @@ def find_max_batch_size(
     Raises:
         MachineError: not even the smallest size fits.
     """
-    descending = sorted(sizes, reverse=True)
+    ascending = sorted(sizes)
     if runtime.device.type == "cpu":
         free = launch.free_bytes() / runtime.processes_here
-        largest = next((size for size in descending if bytes_at(size) < free), 0)
+        largest = last_that_fits(ascending, lambda size: bytes_at(size) < free)
     else:
         model.to(runtime.device)
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        fitting = (
-            size for size in descending if _fits(model, objective, size, image_size, runtime, held_bytes)
+        largest = last_that_fits(
+            ascending, lambda size: _fits(model, objective, size, image_size, runtime, held_bytes)
         )
-        largest = next(fitting, 0)
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
         reset_peak_memory()  # that of the trials is not the run's
@@ -57,7 +56,7 @@ def find_max_batch_size(
     largest = int(runtime.gather(torch.tensor(largest)).min())
     if not largest:
         raise MachineError(
-            f"not even {descending[-1]} images of {image_size[0]}x{image_size[1]} fit into memory",
+            f"not even {ascending[0]} images of {image_size[0]}x{image_size[1]} fit into memory",
             where=f"--per-device-batch auto, {runtime.device}",
             fix="set model.grad_checkpointing=true, or take a smaller model or smaller images",
         )
@@ -77,23 +76,21 @@ def _fits(
     The images come as bytes and are normalised on the device, as those of a run.
     """
     images_BCHW = torch.zeros(size, 3, *image_size, dtype=torch.uint8)
-    try:
-        held = torch.empty(held_bytes, dtype=torch.uint8, device=runtime.device)
-        with autocast(runtime.device, runtime.precision):
-            labels_B = torch.zeros(size, dtype=torch.int64, device=runtime.device)
-            images_BCHW = to_model_range(images_BCHW.to(runtime.device), mean=(0.5,) * 3, std=(0.5,) * 3)
-            loss = objective(model, images_BCHW, labels_B)
-        loss.backward()
-        del held
-        return _spare_fraction(runtime.device) >= SPARE_FRACTION
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return False
-    finally:
-        model.zero_grad(set_to_none=True)
-        if torch.accelerator.is_available():
-            torch.accelerator.empty_cache()
+
+    def step() -> bool:
+        try:
+            held = torch.empty(held_bytes, dtype=torch.uint8, device=runtime.device)
+            with autocast(runtime.device, runtime.precision):
+                labels_B = torch.zeros(size, dtype=torch.int64, device=runtime.device)
+                pixels_BCHW = to_model_range(images_BCHW.to(runtime.device), mean=(0.5,) * 3, std=(0.5,) * 3)
+                loss = objective(model, pixels_BCHW, labels_B)
+            loss.backward()
+            del held
+            return _spare_fraction(runtime.device) >= SPARE_FRACTION
+        finally:
+            model.zero_grad(set_to_none=True)
+
+    return fits_in_memory(step)
 
 
 def _spare_fraction(device: torch.device) -> float:
