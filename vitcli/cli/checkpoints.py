@@ -1,5 +1,6 @@
 """`vit models`, `vit interpolate-posemb` and `vit export`: the commands about networks and weights files."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import typer
@@ -110,6 +111,81 @@ def interpolate_posemb(
     return printing.show(result, as_text)
 
 
+# fmt: off
+@dataclass(frozen=True)
+class ConversionOptions:
+    """Options of `vit export`."""
+
+    ckpt: Annotated[str | None, typer.Argument(metavar="CKPT",
+        help="Anything that --ckpt takes: a file, a run folder, timm/NAME.TAG.")] = None
+    out: Annotated[str | None, typer.Argument(metavar="OUT",
+        help="A .onnx, .pt2, .npz or .safetensors file, or a folder for timm.")] = None
+    res: ImageSize = None
+    images: Annotated[list[str] | None, option("--images", DATA,
+        "Images to compare the outputs on: a file, folder or glob (default: those of --gate, else those that "
+        "the run held out, else the demo's). Repeatable.", "IMAGES")] = None
+    gate: Annotated[str | None, option("--gate", DATA,
+        "Keep the file only if it loses no more accuracy on this data set than --max-drop, shown with 95 % "
+        "confidence by a paired test (default: no such test).", "DATA",
+        autocompletion=complete.datasets)] = None
+    split: Annotated[str | None, option("--split", DATA,
+        "Split of --gate (default: the one that vit evaluate takes).", "NAME")] = None
+    max_drop: Annotated[float | None, option("--max-drop", DATA,
+        "Largest accuracy drop that --gate accepts, in percentage points (default: 0.5).", "POINTS",
+        min=0, max=100)] = None
+    calibrate: Annotated[list[str] | None, option("--calibrate", DATA,
+        "Calibration images for int8 quantization: a file, folder or glob (default: those of the run). "
+        "Repeatable.", "IMAGES")] = None
+    to: Annotated[Literal["timm", "onnx", "pt2", "npz", "safetensors"] | None, option("--to", MODEL,
+        "timm, onnx, pt2, npz or safetensors (default: by the suffix of OUT).", "FORMAT")] = None
+    input: Annotated[Literal["images", "pixels"], option("--input", MODEL,
+        "What a .onnx or .pt2 file takes, as bytes: images of any size, which it resizes, or pixels of the "
+        "network's size (default: images).", "KIND")] = "images"
+    precision: Annotated[Literal["fp32", "fp16", "int8"], option("--precision", MODEL,
+        "Of an ONNX file: fp32, fp16 or int8 (default: fp32).", "NAME")] = "fp32"
+    head: Annotated[bool, option("--head/--no-head", MODEL,
+        "Export features only (default: with the classifier).")] = True
+    names: Annotated[Literal["published", "linen", "big_vision"], option("--names", MODEL,
+        "Array names of an .npz: published (as in the released files), linen or big_vision (default: "
+        "published).", "NAMES")] = "published"
+    model: ModelName = None
+    push_to_hub: Annotated[str | None, option("--push-to-hub", RUN,
+        "Upload to this repository of the Hugging Face Hub: the run folder CKPT with its card, with the ONNX "
+        "file OUT, or the folder OUT (default: upload nothing).", "OWNER/NAME")] = None
+    private: Annotated[bool, option("--private", RUN,
+        "With --push-to-hub: make a new repository private.")] = False
+    revision: Annotated[str | None, option("--revision", RUN,
+        "With --push-to-hub: branch, created if it does not exist (default: the main branch).",
+        "BRANCH")] = None
+    check_file: Annotated[str | None, option("--check", RUN,
+        "Verify an ONNX file against its golden outputs; export nothing (default: export CKPT).",
+        "FILE")] = None
+    overwrite: options.Overwrite = False
+
+    def check(self) -> None:
+        """Raise typer.BadParameter for options that need or exclude another."""
+        if self.ckpt is None:
+            raise typer.BadParameter("name a checkpoint, or --check FILE.onnx", param_hint="CKPT")
+        if self.gate is None and (self.split, self.max_drop) != (None, None):
+            raise typer.BadParameter("it belongs to --gate DATA", param_hint="--split, --max-drop")
+        if self.out is None and self.push_to_hub is None:
+            raise typer.BadParameter("name OUT, or --push-to-hub OWNER/NAME", param_hint="OUT")
+        if (self.private or self.revision is not None) and self.push_to_hub is None:
+            raise typer.BadParameter("it belongs to --push-to-hub", param_hint="--private, --revision")
+
+    def export_options(self):
+        """Return the ExportOptions."""
+        from vitcli.export.export import ExportOptions
+
+        return ExportOptions(
+            to=self.to, model_name=self.model, image_size=height_and_width(self.res), head=self.head,
+            names=self.names, images=self.images or (), input=self.input, precision=self.precision,
+            calibrate=self.calibrate or (), gate=self.gate, split=self.split or "auto",
+            max_drop=(0.5 if self.max_drop is None else self.max_drop) / 100, overwrite=self.overwrite,
+        )
+# fmt: on
+
+
 @command(
     app,
     panel=USE,
@@ -119,97 +195,35 @@ vit export runs/photos small.onnx --precision int8 --gate photos/
 vit export --check photos.onnx
 vit export runs/photos --push-to-hub OWNER/NAME""",
 )
-def export(
-    *,
-    ckpt: Annotated[str | None, typer.Argument(metavar="CKPT",
-        help="Anything that --ckpt takes: a file, a run folder, timm/NAME.TAG.")] = None,
-    out: Annotated[str | None, typer.Argument(metavar="OUT",
-        help="A .onnx, .pt2, .npz or .safetensors file, or a folder for timm.")] = None,
-    res: ImageSize = None,
-    images: Annotated[list[str] | None, option("--images", DATA,
-        "Images to compare the outputs on: a file, folder or glob (default: those of --gate, else those that "
-        "the run held out, else the demo's). Repeatable.", "IMAGES")] = None,
-    gate: Annotated[str | None, option("--gate", DATA,
-        "Keep the file only if it loses no more accuracy on this data set than --max-drop, shown with 95 % "
-        "confidence by a paired test (default: no such test).", "DATA",
-        autocompletion=complete.datasets)] = None,
-    split: Annotated[str | None, option("--split", DATA,
-        "Split of --gate (default: the one that vit evaluate takes).", "NAME")] = None,
-    max_drop: Annotated[float | None, option("--max-drop", DATA,
-        "Points of accuracy that --gate allows to be lost (default: 0.5).", "POINTS", min=0, max=100)] = None,
-    calibrate: Annotated[list[str] | None, option("--calibrate", DATA,
-        "Training images that give the scales of int8: a file, folder or glob (default: those of the run). "
-        "Repeatable.", "IMAGES")] = None,
-    to: Annotated[Literal["timm", "onnx", "pt2", "npz", "safetensors"] | None, option("--to", MODEL,
-        "timm, onnx, pt2, npz or safetensors (default: by the suffix of OUT).", "FORMAT")] = None,
-    input: Annotated[Literal["images", "pixels"], option("--input", MODEL,
-        "What a .onnx or .pt2 file takes, as bytes: images of any size, which it resizes, or pixels of the "
-        "network's size (default: images).", "KIND")] = "images",
-    precision: Annotated[Literal["fp32", "fp16", "int8"], option("--precision", MODEL,
-        "Of an ONNX file: fp32, fp16 or int8 (default: fp32).", "NAME")] = "fp32",
-    head: Annotated[bool, option("--head/--no-head", MODEL,
-        "Export features only (default: with the classifier).")] = True,
-    names: Annotated[Literal["published", "linen", "big_vision"], option("--names", MODEL,
-        "Array names of an .npz: published (as in the released files), linen or big_vision (default: "
-        "published).", "NAMES")] = "published",
-    model: ModelName = None,
-    push_to_hub: Annotated[str | None, option("--push-to-hub", RUN,
-        "Upload to this repository of the Hugging Face Hub: the run folder CKPT with its card, with the ONNX "
-        "file OUT, or the folder OUT (default: upload nothing).", "OWNER/NAME")] = None,
-    private: Annotated[bool, option("--private", RUN,
-        "With --push-to-hub: make a new repository private.")] = False,
-    revision: Annotated[str | None, option("--revision", RUN,
-        "With --push-to-hub: branch, created if it does not exist (default: the main branch).",
-        "BRANCH")] = None,
-    check: Annotated[str | None, option("--check", RUN,
-        "Repeat the answers of the golden file beside an exported ONNX file, and export nothing (default: "
-        "export CKPT).", "FILE")] = None,
-    overwrite: options.Overwrite = False,
-    printing: Printing,
-) -> int:  # fmt: skip
+def export(*, asked: ConversionOptions, printing: Printing) -> int:
     """Convert a checkpoint, or upload it to the Hub.
 
     The new file is read back and its outputs are compared before it replaces OUT.
     """
-    if check is not None:
-        if ckpt is not None:
+    if asked.check_file is not None:
+        if asked.ckpt is not None:
             raise typer.BadParameter("it checks a file alone; leave CKPT and OUT out", param_hint="--check")
         load_libraries()
         from vitcli.export import golden
 
-        return printing.show(golden.check(check), golden.check_as_text)
-    if ckpt is None:
-        raise typer.BadParameter("name a checkpoint, or --check FILE.onnx", param_hint="CKPT")
-    if gate is None and (split, max_drop) != (None, None):
-        raise typer.BadParameter("it belongs to --gate DATA", param_hint="--split, --max-drop")
-    if out is None and push_to_hub is None:
-        raise typer.BadParameter("name OUT, or --push-to-hub OWNER/NAME", param_hint="OUT")
-    if (private or revision is not None) and push_to_hub is None:
-        raise typer.BadParameter("it belongs to --push-to-hub", param_hint="--private, --revision")
-    inputs.check_ckpt(ckpt, "CKPT")
+        return printing.show(golden.check(asked.check_file), golden.check_as_text)
+    asked.check()
+    inputs.check_ckpt(asked.ckpt, "CKPT")
     load_libraries()
     from vitcli.export import export as exports
     from vitcli.export import push as pushes
 
-    export_options = exports.ExportOptions(
-        to=to,
-        model_name=model,
-        image_size=height_and_width(res),
-        head=head,
-        names=names,
-        images=images or (),
-        input=input,
-        precision=precision,
-        calibrate=calibrate or (),
-        gate=gate,
-        split=split or "auto",
-        max_drop=(0.5 if max_drop is None else max_drop) / 100,
-        overwrite=overwrite,
-    )
-    quiet = printing.quiet
-    if push_to_hub is None:
-        return printing.show(exports.export(ckpt, out, export_options, quiet=quiet), exports.as_text)
+    export_options, quiet = asked.export_options(), printing.quiet
+    if asked.push_to_hub is None:
+        result = exports.export(asked.ckpt, asked.out, export_options, quiet=quiet)
+        return printing.show(result, exports.as_text)
     result = pushes.push(
-        ckpt, out, push_to_hub, export_options, private=private, branch=revision, quiet=quiet
+        asked.ckpt,
+        asked.out,
+        asked.push_to_hub,
+        export_options,
+        private=asked.private,
+        branch=asked.revision,
+        quiet=quiet,
     )
     return printing.show(result, pushes.as_text)

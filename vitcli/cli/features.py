@@ -1,9 +1,10 @@
 """`vit fewshot` and `vit embed`: the commands about frozen features."""
 
 import re
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +14,46 @@ from vitcli.errors import VitError
 
 app = typer.Typer()
 Classifier = Literal["least-squares", "knn", "logistic", "ncm"]
+
+
+# fmt: off
+@dataclass(frozen=True)
+class FewshotOptions:
+    """Options of `vit fewshot` alone."""
+
+    draws: Annotated[str | None, option("--draws", DATA,
+        "Repeat the support sets of a draws.json: {seed: {shots: [rows]}} (default: draw them).",
+        "FILE")] = None
+    shots: Annotated[str | None, option("--shots", DATA,
+        "Images per class: 5, or 1,5,10,25 (default: by the recipe; "
+        "fewshot/default: 1,5,10,25). [fewshot.shots]",
+        "N,...")] = None
+    seeds: Annotated[str | None, option("--seeds", DATA,
+        "Number of random support sets; reports mean and std over them (default: by the recipe; "
+        "fewshot/default: 3). [fewshot.seeds]", "N")] = None
+    l2: Annotated[str | None, option("--l2", MODEL,
+        "Regularisation of least squares, or sweep: chosen on the support set (default: by the recipe). "
+        "[fewshot.l2]", "L2|sweep")] = None
+    classifier: Annotated[Classifier | None, option("--classifier", MODEL,
+        "least-squares, knn, logistic (extra: fewshot) or ncm (default: least-squares). "
+        "[fewshot.classifier]", "NAME")] = None
+    layer: options.Layer = None
+    layers: Annotated[str | None, option("--layers", MODEL,
+        "Compare layers and poolings by leave-one-out accuracy: all, last, or numbers such as 4,8,12 "
+        "(default: off; last with several checkpoints).", "LAYERS", autocompletion=complete.layers)] = None
+    forecast: Annotated[bool, option("--forecast", RUN,
+        "Also fit a learning curve to nested draws of all training images, l2 chosen for each: the accuracy "
+        "with 2, 5 and 10 times the images, 80 % intervals, and a figure (default: no). "
+        "[fewshot.forecast]")] = False
+
+    @property
+    def recipe_keys(self) -> dict[str, Any]:
+        return {
+            "eval.layer": self.layer, "fewshot.shots": counts(self.shots), "fewshot.seeds": self.seeds,
+            "fewshot.l2": self.l2, "fewshot.classifier": self.classifier,
+            "fewshot.forecast": self.forecast or None,
+        }
+# fmt: on
 
 
 @command(
@@ -31,30 +72,7 @@ def fewshot(
         "CKPT", autocompletion=complete.ckpts)] = None,
     recipe: options.RecipeOptions,
     inference: options.InferenceOptions,
-    draws: Annotated[str | None, option("--draws", DATA,
-        "Repeat the support sets of a draws.json: {seed: {shots: [rows]}} (default: draw them).",
-        "FILE")] = None,
-    shots: Annotated[str | None, option("--shots", DATA,
-        "Images per class: 5, or 1,5,10,25 (default: by the recipe; "
-        "fewshot/default: 1,5,10,25). [fewshot.shots]",
-        "N,...")] = None,
-    seeds: Annotated[str | None, option("--seeds", DATA,
-        "Number of random support sets; reports mean and std over them (default: by the recipe; "
-        "fewshot/default: 3). [fewshot.seeds]", "N")] = None,
-    l2: Annotated[str | None, option("--l2", MODEL,
-        "Regularisation of least squares, or sweep: chosen on the support set (default: by the recipe). "
-        "[fewshot.l2]", "L2|sweep")] = None,
-    classifier: Annotated[Classifier | None, option("--classifier", MODEL,
-        "least-squares, knn, logistic (extra: fewshot) or ncm (default: least-squares). "
-        "[fewshot.classifier]", "NAME")] = None,
-    layer: options.Layer = None,
-    layers: Annotated[str | None, option("--layers", MODEL,
-        "Compare layers and poolings by leave-one-out accuracy: all, last, or numbers such as 4,8,12 "
-        "(default: off; last with several checkpoints).", "LAYERS", autocompletion=complete.layers)] = None,
-    forecast: Annotated[bool, option("--forecast", RUN,
-        "Also fit a learning curve to nested draws of all training images, l2 chosen for each: the accuracy "
-        "with 2, 5 and 10 times the images, 80 % intervals, and a figure (default: no). "
-        "[fewshot.forecast]")] = False,
+    protocol: FewshotOptions,
     num_processes: options.NumProcesses = None,
     out: Annotated[Path | None, option("--out", RUN,
         "Run folder: summary, table, recipe and the support sets (default: a new one under runs/).",
@@ -69,18 +87,14 @@ def fewshot(
 
     With several checkpoints, or --layers: which backbone, layer and pooling suits the images best.
     """
-    recipe_keys = {
-        "eval.layer": layer, "fewshot.shots": counts(shots), "fewshot.seeds": seeds, "fewshot.l2": l2,
-        "fewshot.classifier": classifier, "fewshot.forecast": forecast or None,
-    }  # fmt: skip
     ckpts = inputs.expand_ckpts(ckpt or ())
-    which_layers = layers_of(layers) or "last"
-    is_comparison = layers is not None or max(len(ckpts), len(ckpt or ())) > 1
-    if is_comparison and draws:
+    which_layers = layers_of(protocol.layers) or "last"
+    is_comparison = protocol.layers is not None or max(len(ckpts), len(ckpt or ())) > 1
+    if is_comparison and protocol.draws:
         fix = "leave it out, or name one --ckpt and no --layers"
         raise VitError("checkpoints and layers are compared without draws", where="--draws", fix=fix)
     # Mistakes come before processes are launched.
-    requests = [recipe.request(name, inference, recipe_keys) for name in ckpts or [None]]
+    requests = [recipe.request(name, inference, protocol.recipe_keys) for name in ckpts or [None]]
     launch(num_processes, inference.device)
     settings = inference.settings(printing, out, overwrite, verbose=verbose)
     if is_comparison:
@@ -91,7 +105,7 @@ def fewshot(
         return printing.show(result, partial(as_text, verbose=verbose))
     from vitcli.features.fewshot import as_text, fewshot
 
-    result = fewshot(requests[0], settings, draws_file=draws, arguments=given_arguments)
+    result = fewshot(requests[0], settings, draws_file=protocol.draws, arguments=given_arguments)
     return printing.show(result, partial(as_text, verbose=verbose))
 
 
