@@ -209,8 +209,8 @@ OF_SCREENS = {
         "tests/cli/test_app.py::test_the_points_that_a_gate_allows_to_be_lost_are_hundredths_of_the_images",
     ): {
         "a gate lets half of the images be lost": (
-            "max_drop=(0.5 if max_drop is None else max_drop) / 100",
-            "max_drop=(0.5 if max_drop is None else max_drop)",
+            "max_drop=(0.5 if self.max_drop is None else self.max_drop) / 100",
+            "max_drop=(0.5 if self.max_drop is None else self.max_drop)",
         ),
     },
     (
@@ -218,8 +218,8 @@ OF_SCREENS = {
         "tests/cli/test_app.py::test_what_belongs_to_a_gate_is_refused_without_one",
     ): {
         "a split without a gate is ignored": (
-            "if gate is None and (split, max_drop) != (None, None)",
-            "if gate is None and max_drop is not None",
+            "if self.gate is None and (self.split, self.max_drop) != (None, None)",
+            "if self.gate is None and self.max_drop is not None",
         ),
     },
     (

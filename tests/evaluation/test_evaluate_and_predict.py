@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from PIL import Image
 
 from tests.conftest import run, vit
 from tests.folders import HEIC
+from vitcli import recipe as recipes
 from vitcli.data.decoding import HEIC_ADVICE, decode
 from vitcli.data.transforms import Preprocessing, to_model_range
+from vitcli.evaluation.evaluate import _notes_on_other_images
 from vitcli.models.build import architecture, build
 from vitcli.training.text import as_text
 from vitcli.weights.io import write_weights
@@ -134,13 +137,27 @@ def test_runs_that_held_out_other_images_are_not_compared_without_a_word(photos,
     of_all = run(*both, "--split", "train", "--json", "--out", tmp_path / "all").json
     refused = run("compare", tmp_path / "own/1", tmp_path / "own/2")
 
-    assert "of different images, those that each run held out; --split train scores all images" in table
+    assert "not comparable: each run was scored on its own held-out images" in table
+    assert "use --split train or a new data set" in table
     assert refused.code == 3 and len(refused.err.splitlines()) == 3
     assert "--split train scores all of the data set with both" in refused.err
     assert of_all["notes"] == [] and all(
         "were trained on" in each["notes"][0] for each in of_all["evaluations"]
     )
     assert run("compare", tmp_path / "all/1", tmp_path / "all/2").code == 0
+
+
+def test_runs_that_held_out_other_images_are_to_be_compared_on_a_split_that_none_was_trained_on(photos):
+    def task(fingerprint: str) -> SimpleNamespace:
+        recipe = recipes.load("evaluate/default", (), {"data.dataset": str(photos)}, training=False)
+        return SimpleNamespace(
+            recipe=recipe, fingerprint=fingerprint, split=SimpleNamespace(dev_cut={"split": "train"})
+        )
+
+    (note,) = _notes_on_other_images([task("a"), task("b")])
+
+    assert note.startswith(f"rows of {photos} are not comparable") and note.endswith("; use --split test")
+    assert _notes_on_other_images([task("a"), task("a")]) == []
 
 
 def test_after_the_folder_has_changed_the_same_images_are_scored(tmp_path):

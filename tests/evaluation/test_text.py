@@ -174,3 +174,16 @@ def test_the_seventh_folder_of_copies_is_one_more():
     result = {"predictions": [entry], "sorted_into": "there", "sorted_counts": counts}
 
     assert " and 1 more folder\n" in predictions_as_text(result | {"unreadable": []})
+
+
+def test_notes_on_several_evaluations_of_numbers_follow_them():
+    one = {key: value for key, value in result({"a": (1, 2)}).items() if key not in ("top1", "top5")}
+    one |= {"mae": 2.0, "rmse": 3.0, "r2": 0.5, "mae_of_mean": 4.0, "target": {"name": "age"}}
+    one |= {
+        "intervals": {"mae": [1.0, 3.0], "rmse": [2.0, 4.0], "r2": [0.4, 0.6]},
+        "notes": ["a note of one"],
+    }
+    text = as_text({"evaluations": [one, one], "notes": ["rows of ages are not comparable"]})
+
+    assert text.count("note        a note of one") == 2
+    assert text.endswith("\n\nnote        rows of ages are not comparable\n")

@@ -8,18 +8,21 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from torch import nn
 
 from tests.conftest import run
 from tests.folders import flat
 from tests.pages import assert_fetches_nothing
+from vitcli.data import loader
 from vitcli.data.dataset import DataSet
 from vitcli.errors import VitError
 from vitcli.evaluation.predict import PredictOptions
+from vitcli.features import extract
 from vitcli.features.least_squares import solve
 from vitcli.inspection import why
 from vitcli.inspection.attention import attention_layers, probe_attention_layout, record_attention
 from vitcli.inspection.relevance import patch_relevance
-from vitcli.inspection.why import fewshot_weights
+from vitcli.inspection.why import put_head
 from vitcli.inspection.why_page import overlay
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.models.features import outputs
@@ -89,20 +92,19 @@ def test_the_overlay_keeps_what_counts_and_darkens_the_rest():
 
 def test_the_head_of_a_few_shot_run_has_the_scores_of_the_closed_form(monkeypatch):
     rng, weights = np.random.default_rng(0), read_weights("demo", quiet=True)
-    model, _, _ = load(weights)
+    model, arch, _ = load(weights)
     width = model.num_features
     labels, features = np.arange(30) % 3, rng.standard_normal((30, width)) + 2 * (np.arange(30) % 3)[:, None]
     solution = solve(features, labels, num_classes=3, l2=[8.0], groups_N=None)
 
-    changed = fewshot_weights(weights, solution, ("a", "b", "c"))
-    model, arch, _ = load(changed)
+    put_head(model, solution, name=arch.name)
 
     images = torch.from_numpy(rng.standard_normal((4, 3, *arch.image_size))).float()
     with torch.no_grad():
         both = outputs(model.eval(), images, layer="pre_logits", with_logits=True).double().numpy()
     scores, logits = solution.inputs(both[:, :width]) @ solution.weights(0), both[:, width:]
     scale = logits[0, 0] / scores[0, 0]
-    assert scale > 0 and arch.num_classes == 3 and changed.class_names == ("a", "b", "c")
+    assert scale > 0 and logits.shape == (4, 3)
     np.testing.assert_allclose(logits, scale * scores, atol=1e-4 * np.abs(logits).max())
 
     # The runner-up is the likeliest of the other classes, and the lead that over it.
@@ -234,7 +236,7 @@ def test_a_copy_of_a_training_image_under_a_wrong_label_is_the_first_reason(home
         (("--ckpt", "{home}/fewshot", "--why", "{home}/page.txt"), 2, "does not end in .html"),
         (("--ckpt", "{home}/fewshot", "--why", "{home}/kept.html"), 2, "exists"),
         (("--ckpt", "{home}/fewshot", "--set", "data.label_colum=x"), 2, "data.label_colum"),
-        (("--ckpt", "{home}/one",), 2, "one image per class"),
+        (("--ckpt", "{home}/one",), 2, "two images per class"),
         (("--ckpt", "{home}/gone",), 3, "there is no data set"),
         (("--ckpt", "{home}/other",), 3, "draws"),
         (("--ckpt", "{home}/knn",), 2, "exact influences"),
@@ -286,6 +288,40 @@ def test_fifty_images_are_explained_and_one_more_is_refused(tmp_path):
         (tmp_path / f"{number}.png").hardlink_to(tmp_path / "0.png")
 
     with pytest.raises(VitError):
-        why._check_options([str(tmp_path)], PredictOptions())
+        why._open_images([str(tmp_path)], PredictOptions())
     (tmp_path / "50.png").unlink()
-    why._check_options([str(tmp_path)], PredictOptions())
+    assert len(why._open_images([str(tmp_path)], PredictOptions())) == 50
+
+
+def test_a_network_is_built_once_and_each_image_is_decoded_once(home, images, monkeypatch):
+    built, opened = [], []
+    load, read = extract.load_for_inference, loader.open_example
+
+    def counted_load(*words, **more):
+        built.append(words)
+        return load(*words, **more)
+
+    def counted_read(split, row, *more, **options):
+        opened.append(split.where_is(row))
+        return read(split, row, *more, **options)
+
+    monkeypatch.setattr(extract, "load_for_inference", counted_load)
+    monkeypatch.setattr("vitcli.evaluation.predict.load_for_inference", counted_load)
+    monkeypatch.setattr(loader, "open_example", counted_read)
+    for name in ("tuned", "fewshot"):
+        built.clear(), opened.clear()
+        words = ("--ckpt", home / name, *images[:2], "--why", home / f"once_{name}.html", "--quiet")
+        assert run("predict", *words).code == 0
+        assert len(built) == 1
+        assert [opened.count(str(image)) for image in images[:2]] == [1, 1]
+
+
+def test_a_last_layer_that_reads_something_else_is_not_replaced():
+    solution = SimpleNamespace(mean_D=np.zeros(8))
+    for model in (
+        nn.Sequential(),
+        SimpleNamespace(head=nn.Linear(7, 3)),
+        SimpleNamespace(head=nn.Conv2d(8, 3, 1)),
+    ):
+        with pytest.raises(VitError, match="cannot be replaced"):
+            put_head(model, solution, name="x")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from vitcli.data import classes as data_classes
+from vitcli.data import dataset
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.split import Split, base_of
 from vitcli.data.transforms import Preprocessing
@@ -190,13 +191,13 @@ def _notes_on_other_images(tasks: Sequence[EvalTask]) -> list[str]:
         by_dataset[task.recipe.data.dataset].append(task)
     notes = []
     for name, group in by_dataset.items():
-        cuts = [task.split.dev_cut for task in group if task.split.dev_cut]
-        if cuts and len({task.fingerprint for task in group}) > 1:
-            fix = f"--split {base_of(cuts[0]['split'])} scores all images with each"
-            notes.append(
-                f"the rows of {name} are of different images, those that each run held out; {fix}, "
-                "a --dataset of new ones is fairer"
-            )
+        cut_from = [base_of(task.split.dev_cut["split"]) for task in group if task.split.dev_cut]
+        if cut_from and len({task.fingerprint for task in group}) > 1:
+            source = dataset.from_section(group[0].recipe.data)
+            new = source.default_eval_split(besides="+".join(cut_from))
+            fix = f"--split {new}" if new else f"--split {cut_from[0]} or a new data set"
+            why = "each run was scored on its own held-out images"
+            notes.append(f"rows of {name} are not comparable: {why}; use {fix}")
     return notes
 
 

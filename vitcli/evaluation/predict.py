@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,9 +25,10 @@ from vitcli.evaluation.regression import Target
 from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_for, read_checkpoint
 from vitcli.evaluation.several_labels import SeveralLabels, several_labels_of
 from vitcli.models import features
+from vitcli.models.architecture import Architecture
 from vitcli.output.atomic import check_out, write_text
 from vitcli.output.text import count_of, csv_text, first_few, json_of
-from vitcli.recipe import check_names_ckpt
+from vitcli.recipe import Recipe, check_names_ckpt
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights import imagenet
 from vitcli.weights.io import Weights
@@ -37,16 +39,17 @@ PAGE = ".html"
 SUFFIXES = (CSV, ".jsonl", PAGE)
 DEFAULT_TOPK = 5
 Network = Callable[[Tensor], Tensor]  # of images to outputs
+OnImage = Callable[[int, dict[str, Any], np.ndarray], None]  # row, prediction, pixels (C, H, W)
 CALIBRATED = ("prediction_set", "in_distribution")  # of predictions by weights that store a calibration
 
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """What `vit predict` does besides naming the likeliest classes.
+    """What `vit predict` does besides naming the top classes.
 
     Attributes:
         topk: classes of each image; None for 5, or all of a network with fewer.
-        threshold: probability below which the likeliest class is unsure; None for none.
+        threshold: probability below which the top class is unsure; None for none.
         mirrored: the mean of the probabilities of each image and its mirror image.
         sort_into: a folder for copies of the images, in a folder for each class; None for none.
         every: of the frames of a video; None for `video.EVERY`.
@@ -59,18 +62,29 @@ class PredictOptions:
     every: int | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class LoadedNetwork:
+    """A network on its device with what its answers depend on.
+
+    Attributes:
+        preprocessing_from: the origin of the preprocessing, in words.
+    """
+
+    weights: Weights
+    arch: Architecture
+    model: nn.Module
+    preprocessing: Preprocessing
+    preprocessing_from: str
+    settings: EvalSettings
+
+
 def predict(
-    images: Sequence[str],
-    request: RecipeRequest,
-    run: RunSettings,
-    options: PredictOptions,
-    weights: Weights | None = None,
+    images: Sequence[str], request: RecipeRequest, run: RunSettings, options: PredictOptions
 ) -> dict[str, Any]:
-    """Return the likeliest classes of every image that can be read, and the errors of the others.
+    """Return the top classes of every image that can be read, and the errors of the others.
 
     Args:
         images: files, folders (searched recursively) and globs; or videos.
-        weights: to predict with; None for those of the recipe.
 
     Raises:
         VitError: no checkpoint is named, or `run.out` cannot be written.
@@ -79,29 +93,55 @@ def predict(
     recipe = request.load()
     check_names_ckpt(recipe, "predict")
     # Bad paths are reported before anything is downloaded or loaded.
-    if run.out:
-        check_out(run.out, overwrite=run.overwrite, suffixes=SUFFIXES)
+    check_output(run)
     split = _open(images, options)
 
     # The network, at the resolution and with the preprocessing of its weights.
-    settings = replace(eval_settings(recipe, run), on_bad_image="skip")  # one bad file costs no other answer
-    weights = weights or read_checkpoint(recipe, quiet=run.quiet)
+    settings = eval_settings(recipe, run)
+    weights = read_checkpoint(recipe, quiet=run.quiet)
     preprocessing, origin = preprocessing_for(weights, recipe, request)
     model, arch = load_for_inference(
         weights, preprocessing.image_size, recipe.model.posemb_resample, settings.device, settings.progress
     )
+    network = LoadedNetwork(weights, arch, model, preprocessing, origin, settings)
+    return predict_with(network, split, recipe, run, options)
+
+
+def check_output(run: RunSettings) -> None:
+    """Raise VitError or MachineError where the file of --out cannot be written."""
+    if run.out:
+        check_out(run.out, overwrite=run.overwrite, suffixes=SUFFIXES)
+
+
+def predict_with(
+    network: LoadedNetwork,
+    split: Split,
+    recipe: Recipe,
+    run: RunSettings,
+    options: PredictOptions,
+    on_image: OnImage | None = None,
+) -> dict[str, Any]:
+    """Return what `predict` does, by a network that is loaded.
+
+    Args:
+        on_image: gets each prediction with the pixels that the network saw.
+    """
+    weights, arch, settings = network.weights, network.arch, network.settings
+    settings = replace(settings, on_bad_image="skip")  # one bad file costs no other answer
     target = regression.target_of(weights.metadata)
     calibration = calibration_of(weights.metadata, arch.num_classes)
     _check_applies(target, options, weights.readable_class_names)
     notes = [] if target else _notes_on_classes(weights, arch.num_classes, options.topk)
-    for line in [f"{arch.name}: {preprocessing.summary()}, {origin}", *split.lines, *notes]:
+    about = f"{arch.name}: {network.preprocessing.summary()}, {network.preprocessing_from}"
+    for line in [about, *split.lines, *notes]:
         settings.progress.note(line)
 
-    # The likeliest classes of each image, or its number.
+    # The top classes of each image, or its number.
     topk = min(options.topk or DEFAULT_TOPK, arch.num_classes)
-    reading = _reading(model, weights, calibration, topk, is_mirrored=options.mirrored)
+    reading = _reading(network.model, weights, calibration, topk, is_mirrored=options.mirrored)
     sheet = ContactSheet() if run.out and run.out.suffix == PAGE else None
-    predictions = _predictions(model, split, preprocessing, settings, *reading, sheet)
+    readers = [read for read in (sheet.add if sheet else None, on_image) if read]
+    predictions = _predictions(network.model, split, network.preprocessing, settings, *reading, readers)
     unreadable = _unreadable(split, [row for row in range(len(split)) if row not in predictions])
     if not predictions:
         raise error_of(unreadable, len(split))
@@ -109,7 +149,7 @@ def predict(
         "command": "predict",
         "ckpt": recipe.model.ckpt,
         "model": arch.name,
-        "preprocessing": preprocessing.summary(),
+        "preprocessing": network.preprocessing.summary(),
         "class_names_from": weights.imagenet or ("weights" if weights.class_names else None),
         "predictions": [*predictions.values()],
         **(target.as_metadata() if target else {}),
@@ -203,9 +243,9 @@ def _predictions(
     settings: EvalSettings,
     network: Network | None,
     predicted: Callable[[Tensor], dict[str, Any]],
-    sheet: ContactSheet | None,
+    readers: Sequence[OnImage],
 ) -> dict[int, dict[str, Any]]:
-    """Return what is predicted for each image that can be read, by row; `sheet` keeps some of the images."""
+    """Return what is predicted for each image that can be read, by row; `readers` get it with its pixels."""
     batches, how = (
         settings.batches(split, preprocessing, all_rows=True),
         (settings.device, settings.precision),
@@ -217,8 +257,8 @@ def _predictions(
         rows = zip(batch.rows_B.tolist(), batch.images_BCHW, outputs_BO, strict=True)
         for row, image_CHW, outputs_O in rows:
             predictions[row] = {"file": split.where_is(row), **predicted(outputs_O)}
-            if sheet:
-                sheet.add(row, predictions[row], image_CHW.numpy())
+            for read in readers:
+                read(row, predictions[row], image_CHW.numpy())
     return predictions
 
 

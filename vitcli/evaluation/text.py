@@ -38,7 +38,9 @@ def as_text(result: dict[str, Any], *, verbose: bool = False) -> str:
     """Render one evaluation in ten lines, or with all that is known; or a table of several."""
     if "evaluations" in result:
         if any("mae" in each for each in result["evaluations"]):  # other numbers than the table's columns
-            return "\n".join(as_text(each, verbose=verbose) for each in result["evaluations"])
+            each = "\n".join(as_text(each, verbose=verbose) for each in result["evaluations"])
+            notes = pairs(("note", note) for note in result.get("notes", ()))
+            return each + (f"\n{notes}" if notes else "")
         return _several(result)
     if not verbose:
         return brief(_brief_rows(result), ()) + _resolutions(result) + _assertions(result)

@@ -1,4 +1,4 @@
-"""`vit predict --why`: the training images and the patches behind an answer, and the class that came next.
+"""`vit predict --why`: the training images and the patches behind an answer, and the runner-up class.
 
     predict_why      answers as `vit predict`, each with its reasons, and the page
     of_fewshot       a few-shot run: its network with the closed form of its first draw as head
@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitcli.data import dataset, loader
+from vitcli.data import dataset
 from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
 from vitcli.data.transforms import to_model_range
@@ -29,9 +29,9 @@ from vitcli.errors import DataError, VitError
 from vitcli.evaluation import predict as predictions
 from vitcli.evaluation.calibration.temperature import softmax_scale
 from vitcli.evaluation.mistakes import places_of
-from vitcli.evaluation.predict import PredictOptions
+from vitcli.evaluation.predict import LoadedNetwork, PredictOptions
 from vitcli.evaluation.regression import target_of
-from vitcli.evaluation.setup import RunSettings, preprocessing_for, read_checkpoint, starts_of, trained_on_by
+from vitcli.evaluation.setup import RunSettings, read_checkpoint, starts_of, trained_on_by
 from vitcli.evaluation.several_labels import several_labels_of
 from vitcli.features import forecast, least_squares
 from vitcli.features.draws import SWEEP, read_draws
@@ -45,18 +45,15 @@ from vitcli.inspection.relevance import patch_relevance
 from vitcli.models import features
 from vitcli.output import run_folder
 from vitcli.output.atomic import check_out
-from vitcli.output.progress import Progress
 from vitcli.output.text import count_of
 from vitcli.recipe import Recipe, check_names_ckpt
 from vitcli.recipe.request import RecipeRequest
 from vitcli.recipe.schema import Fewshot
-from vitcli.weights.io import Weights, read_description
-from vitcli.weights.load import load_for_inference
+from vitcli.weights.io import read_description
 
 MOST_IMAGES = 50  # a page; each image takes as long as some dozen predictions
 NUM_REASONS = 3
 PAGE = ".html"
-HEADS = ("head.head", "head")  # last layers that the closed form can take the place of
 RUNS = "name the folder of a run of vit fewshot or vit finetune, whose recipe names its training images"
 
 
@@ -84,12 +81,52 @@ def predict_why(
     """Return what `vit predict` does, each prediction with its "why", and write the page.
 
     Raises:
-        VitError: the checkpoint is no run that names its training images, or an option has no reasons.
+        VitError: the checkpoint is not a run that names its training images, or an option has no reasons.
         DataError: the training images are gone, or have other classes.
     """
     recipe = request.load()
     check_names_ckpt(recipe, "predict")
-    _check_options(images, options)
+    split = _open_images(images, options)
+    folder, of_run = _run_of(recipe)
+    # What has no reasons is refused first: another name of the page would not help it.
+    is_fewshot = (folder / run_folder.DRAWS).is_file()
+    if is_fewshot:
+        _closed_form_of(of_run, folder)
+    else:
+        _check_one_class(recipe, quiet=run.quiet)
+    check_out(page, overwrite=run.overwrite, option="--why", suffixes=(PAGE,))
+    predictions.check_output(run)
+
+    # The network that answers, loaded once, and the closed form on its features of the training images.
+    of_kind = of_fewshot if is_fewshot else _of_training
+    network, training = of_kind(request, of_run, run, folder)
+    pixels: list[np.ndarray] = []  # (H, W, C) of each prediction
+
+    def keep(row: int, prediction: dict[str, Any], image_CHW: np.ndarray) -> None:
+        pixels.append(np.ascontiguousarray(image_CHW.transpose(1, 2, 0)))
+
+    result = predictions.predict_with(network, split, recipe, run, options, keep)
+    return _explained(result, pixels, network, training, page)
+
+
+def _open_images(images: Sequence[str], options: PredictOptions) -> Split:
+    """Open the images; refuse what has no reasons, and more images than a page is for."""
+    if options.mirrored or options.every or options.sort_into:
+        name = "--tta" if options.mirrored else "--every" if options.every else "--sort-into"
+        what = f"--why cannot be combined with {name}"
+        raise VitError(what, where="--why", fix="leave one of them out")
+    split = find_images(images, where="IMAGES")
+    if len(split) > MOST_IMAGES:
+        raise VitError(
+            f"--why is for {MOST_IMAGES} images at the most, not {len(split):,}",
+            where="IMAGES",
+            fix="name those whose answers are surprising",
+        )
+    return split
+
+
+def _run_of(recipe: Recipe) -> tuple[Path, Recipe]:
+    """Return the folder and the recipe of the run whose weights these are, with its training images."""
     folder = run_folder.folder_of(recipe.model.ckpt)
     if folder is None:
         problem = f"{recipe.model.ckpt} does not say which images it was trained on"
@@ -101,36 +138,7 @@ def predict_why(
             where="--why",
             fix="put them where its recipe.toml says",
         )
-    # What has no reasons is refused first: another name of the page would not help it.
-    is_fewshot = (folder / run_folder.DRAWS).is_file()
-    if is_fewshot:
-        _closed_form_of(of_run, folder)
-    else:
-        _check_one_class(recipe, quiet=run.quiet)
-    check_out(page, overwrite=run.overwrite, option="--why", suffixes=(PAGE,))
-
-    # The weights that answer, and the closed form on the features of the training images.
-    if is_fewshot:
-        request, weights, training = of_fewshot(request, of_run, run, folder)
-    else:
-        weights, training = _of_training(request, of_run, run)
-    result = predictions.predict(images, request, run, options, weights=weights)
-    result["ckpt"] = recipe.model.ckpt
-    return _explained(result, request, weights, training, page)
-
-
-def _check_options(images: Sequence[str], options: PredictOptions) -> None:
-    """Refuse what has no reasons, and more images than a page is for."""
-    if options.mirrored or options.every or options.sort_into:
-        name = "--tta" if options.mirrored else "--every" if options.every else "--sort-into"
-        problem = f"--why is about the answers of single images as they are, not about {name}"
-        raise VitError(problem, where="--why", fix="leave one of them out")
-    if (count := len(find_images(images, where="IMAGES"))) > MOST_IMAGES:
-        raise VitError(
-            f"--why is for {MOST_IMAGES} images at the most, not {count:,}",
-            where="IMAGES",
-            fix="name those whose answers are surprising",
-        )
+    return folder, of_run
 
 
 def _closed_form_of(of_run: Recipe, folder: Path) -> Fewshot:
@@ -151,7 +159,7 @@ def _check_one_class(recipe: Recipe, *, quiet: bool) -> None:
     num_classes = info.architecture.num_classes
     if not num_classes or target_of(info.metadata) or several_labels_of(info.metadata, num_classes):
         raise VitError(
-            "--why is for one class an image, and these weights predict something else",
+            "--why is for one class per image, and these weights predict something else",
             where=recipe.model.ckpt,
             fix="leave --why out",
         )
@@ -159,8 +167,8 @@ def _check_one_class(recipe: Recipe, *, quiet: bool) -> None:
 
 def of_fewshot(
     request: RecipeRequest, of_run: Recipe, run: RunSettings, folder: Path
-) -> tuple[RecipeRequest, Weights, TrainingImages]:
-    """Return the request by a few-shot run's own recipe, and the closed form of its first draw as a network.
+) -> tuple[LoadedNetwork, TrainingImages]:
+    """Return the network of a few-shot run by its own recipe, with the closed form of its first draw as head.
 
     Of several numbers of shots the largest counts.
     """
@@ -178,16 +186,21 @@ def of_fewshot(
     shots, rows_N = max(by_shots.items())
     extractor = open_extractor(weights, recipe, request, run)
     rows_N, features_ND = _features(extractor, train, rows_N)
-    what = f"{count_of(shots, 'image')} a class, draw {seed}"
+    what = f"{count_of(shots, 'image')} per class, draw {seed}"
     about_rows = (features_ND, labels_N[rows_N], train.rows(rows_N).groups_N)
     solution = _solve(*about_rows, train.num_classes, fewshot.l2, fewshot.balance)
     about = {"run": str(folder), "split": train.name, "draw": {"seed": seed, "shots": shots}, "what": what}
     training = TrainingImages(train, rows_N, solution, of_run.eval.layer, about)
-    return request, fewshot_weights(weights, solution, names), training
+    put_head(extractor.model, solution, name=extractor.arch.name)
+    arch = replace(extractor.arch, num_classes=train.num_classes)
+    weights = replace(weights, architecture=arch, class_names=names, metadata={}, imagenet="")
+    return _network(replace(extractor, weights=weights, arch=arch)), training
 
 
-def _of_training(request: RecipeRequest, of_run: Recipe, run: RunSettings) -> tuple[Weights, TrainingImages]:
-    """Return the weights of a run, and the closed form on its training images, up to `forecast.MOST_ROWS`."""
+def _of_training(
+    request: RecipeRequest, of_run: Recipe, run: RunSettings, folder: Path
+) -> tuple[LoadedNetwork, TrainingImages]:
+    """Return the network of a run, and the closed form on its training images, up to `forecast.MOST_ROWS`."""
     recipe = request.load()
     weights = read_checkpoint(recipe, quiet=run.quiet)
     num_classes = weights.architecture.num_classes
@@ -207,9 +220,20 @@ def _of_training(request: RecipeRequest, of_run: Recipe, run: RunSettings) -> tu
     rows_N, features_ND = _features(extractor, train, rows_N)
     about_rows = (features_ND, labels_N[rows_N], train.rows(rows_N).groups_N)
     solution = _solve(*about_rows, num_classes, "sweep")
-    folder = run_folder.folder_of(recipe.model.ckpt)
     about = {"run": str(folder), "split": train.name, "draw": None, "what": train.name}
-    return weights, TrainingImages(train, rows_N, solution, recipe.eval.layer, about)
+    return _network(extractor), TrainingImages(train, rows_N, solution, recipe.eval.layer, about)
+
+
+def _network(extractor: FeatureExtractor) -> LoadedNetwork:
+    """Return the network that features were extracted with, to predict with."""
+    return LoadedNetwork(
+        extractor.weights,
+        extractor.arch,
+        extractor.model,
+        extractor.preprocessing,
+        extractor.preprocessing_from,
+        extractor.settings,
+    )
 
 
 def _open(recipe: Recipe, *, seed: int) -> tuple[Split, Split]:
@@ -218,7 +242,7 @@ def _open(recipe: Recipe, *, seed: int) -> tuple[Split, Split]:
     train, test = dataset.open_train_and_eval(recipe.data, seed=seed, trained_before=before)
     if train.is_large or train.has_several_labels:
         problem = (
-            "has too many labels to read them first" if train.is_large else "has several labels an image"
+            "has too many labels to read them first" if train.is_large else "has several labels per image"
         )
         raise VitError(f"{train.name} {problem}", where="--why", fix="leave --why out")
     return train, test
@@ -250,9 +274,9 @@ def _solve(
 ) -> Solution:
     """Return the closed form at the l2, or with "sweep" at that of the highest leave-one-out accuracy."""
     if not least_squares.has_others(labels_N, groups_N).any():
-        one = "one image" if groups_N is None else "one group"
+        units = "images" if groups_N is None else "groups"
         raise VitError(
-            f"{one} per class leaves nothing to set probabilities by",
+            f"calibration needs at least two {units} per class",
             where="--why",
             fix="repeat vit fewshot with --shots 5, or more",
         )
@@ -264,21 +288,24 @@ def _solve(
     return replace(solution, l2=(strengths[which],))
 
 
-def fewshot_weights(weights: Weights, solution: Solution, class_names: Sequence[str]) -> Weights:
-    """Return the weights with the closed form as last layer: logits are its scores times one factor.
+def put_head(model: nn.Module, solution: Solution, *, name: str) -> None:
+    """Put the closed form into a network as its last layer: logits are its scores times one factor.
 
     The factor is the one that makes probabilities of left-out scores most likely; it changes no ranking.
 
+    Args:
+        name: of the network, in an error.
+
     Raises:
-        VitError: the network's last layer is no dense layer of that name.
+        VitError: the network's last layer is not a dense layer that reads the features.
     """
-    name = next((name for name in HEADS if f"{name}.weight" in weights.state), None)
-    shape = None if name is None else weights.state[f"{name}.weight"].shape
-    if name is None and not weights.architecture.num_classes:
-        name = HEADS[1]
-    if name is None or (shape is not None and (len(shape) != 2 or shape[1] != len(solution.mean_D))):
+    head = getattr(model, "head", None)
+    parent = head if isinstance(getattr(head, "head", None), nn.Module) else model
+    before = getattr(parent, "head", None)
+    reads_features = isinstance(before, nn.Linear) and before.in_features == len(solution.mean_D)
+    if not (reads_features or isinstance(before, nn.Identity)):
         raise VitError(
-            f"the last layer of {weights.architecture.name} cannot be replaced by the closed form",
+            f"the last layer of {name} cannot be replaced by the closed form",
             where="--why",
             fix="take the few-shot run of a ViT",
         )
@@ -288,40 +315,30 @@ def fewshot_weights(weights: Weights, solution: Solution, class_names: Sequence[
     matrix_EK = scale * solution.weights(0)
     weight_DK = matrix_EK[:-1] / solution.std_D[:, None]
     bias_K = least_squares.BIAS * matrix_EK[-1] - solution.mean_D @ weight_DK
-    head = {f"{name}.weight": torch.from_numpy(weight_DK.T).float().contiguous()}
-    head[f"{name}.bias"] = torch.from_numpy(bias_K).float()
-    return replace(
-        weights,
-        state=weights.state | head,
-        architecture=replace(weights.architecture, num_classes=solution.num_classes),
-        class_names=tuple(class_names),
-        metadata={},
-        imagenet="",
-    )
+    layer = nn.Linear(*weight_DK.shape)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(weight_DK.T))
+        layer.bias.copy_(torch.from_numpy(bias_K))
+    parent.head = layer.to(next(model.parameters()).device)
 
 
 def _explained(
-    result: dict[str, Any], request: RecipeRequest, weights: Weights, training: TrainingImages, page: Path
+    result: dict[str, Any],
+    pixels: Sequence[np.ndarray],
+    network: LoadedNetwork,
+    training: TrainingImages,
+    page: Path,
 ) -> dict[str, Any]:
-    """Add the reasons to the predictions, and write the page."""
-    recipe = request.load()
-    preprocessing, _ = preprocessing_for(weights, recipe, request)
-    model, arch = load_for_inference(
-        weights,
-        preprocessing.image_size,
-        recipe.model.posemb_resample,
-        torch.device("cpu"),
-        Progress(quiet=True),
-    )
-    model.requires_grad_(False)
-    names = weights.class_names or _names(training.split)
-    layout = probe_attention_layout(model, arch)
+    """Add the reasons to the predictions, and write the page.
+
+    Args:
+        pixels: (H, W, C) uint8 of each prediction, as the network saw them.
+    """
+    model, preprocessing = network.model.cpu().requires_grad_(False), network.preprocessing
+    names = network.weights.class_names or _names(training.split)
+    layout = probe_attention_layout(model, network.arch)
     layout = None if isinstance(layout, str) else layout  # without one grid of patches
-    seen = []
-    for prediction in result["predictions"]:
-        split = find_images([prediction["file"]], where="IMAGES")
-        image_HWC = np.array(preprocessing(loader.read_example(split, 0)[0]))
-        seen.append(image_HWC)
+    for prediction, image_HWC in zip(result["predictions"], pixels, strict=True):
         image_1CHW = torch.from_numpy(image_HWC).permute(2, 0, 1)[None]
         image_1CHW = to_model_range(image_1CHW, mean=preprocessing.mean, std=preprocessing.std)
         answer = prediction["top"][0]["label"]
@@ -331,12 +348,12 @@ def _explained(
         "l2": training.solution.l2[0],
         "page": str(page),
     }
-    why_page.write(page, result, training.split, seen)
+    why_page.write(page, result, training.split, pixels)
     return result
 
 
 def _why(
-    model: torch.nn.Module,
+    model: nn.Module,
     image_1CHW: Tensor,
     answer: int,
     training: TrainingImages,

@@ -26,7 +26,7 @@ GENERATOR = '<meta name="generator" content="vit predict --why">'
 FULL_AT = 0.95  # quantile of the patches from which on the image keeps its brightness
 DARKEST = 0.15  # of the brightness, where a patch does not count
 CAPTION = (
-    "Left: the image as the network sees it, with its answer and the class that came next. Then the patches "
+    "Left: the image as the network sees it, with its answer and the runner-up class. Then the patches "
     "that carry the answer; dark ones do not. Then the training images with the largest influence on the "
     "lead of the answer over the next class: what that lead loses without the image, in scores of the "
     "closed form. A label other than the answer is in bold."
