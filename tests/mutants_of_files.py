@@ -194,7 +194,7 @@ OF_FILES = {
     ): {
         "a gate is opened for several labels": (
             (
-                "    elif several_labels_of(weights.metadata, arch.num_classes):\n"
+                "    elif multilabel_of(weights.metadata, arch.num_classes):\n"
                 '        kind = "several labels per image"\n'
             ),
             "",

@@ -148,7 +148,7 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/evaluation/several_labels.py",
+        "vitcli/evaluation/multilabel.py",
         "tests/evaluation/test_several_labels.py::test_average_precision_and_f1_are_those_of_scikit_learn",
     ): {
         "a class without images has an F1 of 0": (
@@ -391,7 +391,7 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/evaluation/several_labels.py",
+        "vitcli/evaluation/multilabel.py",
         "tests/evaluation/test_several_labels.py::test_images_that_thresholds_were_chosen_on_are_judged_by_halves_and_others_by_the_thresholds",
     ): {
         "thresholds are judged by the images that chose them": (

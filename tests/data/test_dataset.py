@@ -250,7 +250,7 @@ def test_the_rows_of_a_stratified_part_are_pinned_so_that_a_run_resumes_under_th
 
 
 def test_images_of_several_labels_and_classes_of_one_image_are_cut_otherwise():
-    several = replace(numbered(100), has_several_labels=True)
+    several = replace(numbered(100), is_multilabel=True)
     dev = cut_dev(several, dev_fraction=0.1, split="train", stratified=True)[1]
     random = cut_dev(numbered(100), dev_fraction=0.1, split="train")[1]
 

@@ -148,7 +148,7 @@ def test_labels_of_kept_images_are_those_of_the_split_that_is_read(split):
     names = tuple(reversed(split.class_names))
 
     assert loader.read_example(kept.relabelled(number_of, names), 5)[1] == number_of[kept.read_labels()[5]]
-    several = replace(kept, has_several_labels=True, read_labels=lambda: np.array([[3, 1, -1]] * len(split)))
+    several = replace(kept, is_multilabel=True, read_labels=lambda: np.array([[3, 1, -1]] * len(split)))
     assert loader.read_example(several, 5)[1] == (3, 1)
 
 

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from vitcli.data.task import Task
 from vitcli.errors import CheckFailed, VitError
 from vitcli.evaluation import assertions
 
@@ -74,19 +75,23 @@ def test_a_mistyped_key_is_refused_with_the_nearest():
 
 
 @pytest.mark.parametrize(
-    ("kind", "key", "says"),
+    ("task", "key", "says"),
     [
-        ("class", "mean_ap", "each image has one label, the name of a class, so the result has no mean_ap"),
-        ("several", "f1_macro", "these images have several labels each, so the result has no f1_macro"),
-        ("number", "top1", "these weights predict a number and no classes, so the result has no top1"),
+        (
+            Task.ONE_CLASS,
+            "mean_ap",
+            "each image has one label, the name of a class, so the result has no mean_ap",
+        ),
+        (Task.MULTILABEL, "f1_macro", "these images have several labels each, so the result has no f1_macro"),
+        (Task.NUMBER, "top1", "these weights predict a number and no classes, so the result has no top1"),
     ],
 )
-def test_a_key_of_other_labels_is_refused_before_the_pass(kind, key, says):
+def test_a_key_of_other_labels_is_refused_before_the_pass(task, key, says):
     other, mine = (assertions.parse(f"{key}>=0.9", keys=(key,)) for key in (key, "num_eval_examples"))
-    assertions.check_apply([mine], kind)
+    assertions.check_apply([mine], task)
 
     with pytest.raises(VitError) as refused:
-        assertions.check_apply([mine, other], kind)
+        assertions.check_apply([mine, other], task)
     assert (refused.value.message, refused.value.exit_code) == (says, 2)
     assert key not in re.findall(r"\w+", refused.value.fix)
 
@@ -98,7 +103,7 @@ def test_keys_of_some_labels_alone_are_offered_with_that():
     first, *others = told.value.fix.split("; ")
     assert first.startswith("one of top1, top5") and "mean_ap" not in first and "mae" not in first
     assert others[:2] == [
-        "of several labels also mean_ap, f1_at_thresholds",
+        "multilabel also mean_ap, f1_at_thresholds",
         "of numbers mae, rmse, r2, mae_of_mean",
     ]
 

@@ -124,7 +124,7 @@ def test_several_labels_divide_the_target():
 
     results = of_logits(probabilities.log(), torch.tensor([[0, 1, -1]]))
 
-    assert results.has_several_labels and results.is_right_N.all()
+    assert results.is_multilabel and results.is_right_N.all()
     assert results.briers_N == pytest.approx([0.0])
 
 

@@ -14,20 +14,20 @@ from tests.conftest import run
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint, stopped_in_part
 from vitcli.errors import WeightsError
 from vitcli.evaluation.inference import mean_of_labels
-from vitcli.evaluation.predict import _several
-from vitcli.evaluation.predictions import Predictions
-from vitcli.evaluation.several_labels import (
+from vitcli.evaluation.multilabel import (
     EVEN,
-    SeveralLabels,
+    Multilabel,
     average_precisions,
     best_thresholds,
     f1_scores,
     given_at,
     given_by_other_half,
     mean_average_precision,
+    multilabel_of,
     results_of,
-    several_labels_of,
 )
+from vitcli.evaluation.predict import _multilabel
+from vitcli.evaluation.predictions import Predictions
 
 
 def random_case(seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -108,7 +108,7 @@ def test_rows_are_judged_by_thresholds_of_the_other_half():
 )
 def test_damaged_thresholds_are_refused(stored):
     with pytest.raises(WeightsError, match="stored thresholds of the classes are damaged"):
-        several_labels_of({"several_labels": stored}, 2)
+        multilabel_of({"several_labels": stored}, 2)
 
 
 SEVERAL = ("--set", "objective.loss=sigmoid", "--set", "data.eval_split=validation")
@@ -275,7 +275,7 @@ def test_data_with_one_label_each_are_scored_by_weights_of_several(shapes, train
 def test_classes_are_given_by_their_thresholds_the_likeliest_first(thresholds, labels, margin):
     logits_K = torch.tensor([0.0, -np.log(3), np.log(3)])  # of 1/2, 1/4 and 3/4
 
-    found = _several(SeveralLabels(thresholds), ("a", "b", "c"), 2, logits_K)
+    found = _multilabel(Multilabel(thresholds), ("a", "b", "c"), 2, logits_K)
 
     assert [(each["class"], each["label"]) for each in found["top"]] == [("c", 2), ("a", 0)]
     assert [each["probability"] for each in found["top"]] == pytest.approx([0.75, 0.5])
@@ -294,7 +294,7 @@ def test_images_that_thresholds_were_chosen_on_are_judged_by_halves_and_others_b
     predictions = Predictions(np.arange(60), labels, *[none_N] * 3, labels, labels, logits_NK=logits_NK)
     probabilities_NK = 1 / (1 + np.exp(-logits_NK.astype(float)))
     thresholds = tuple(best_thresholds(probabilities_NK, hot_NK))
-    stored = SeveralLabels(thresholds, "data, split validation", "abc")
+    stored = Multilabel(thresholds, "data, split validation", "abc")
 
     own, others = (results_of(predictions, stored, "xyz", fingerprint=name) for name in ("abc", "def"))
 

@@ -194,7 +194,7 @@ def test_unreadable_files_and_copies_are_named_beside_the_suspects(shapes, tmp_p
     [
         ("flat", (), 3, "no class folders"),
         ("several", (), 3, "several labels"),
-        ("number", (), 3, "has a number to predict"),
+        ("number", (), 3, "a number per image"),
         ("one class", (), 3, "say nothing about a label"),
         ("good", ("--ckpt", "gone.safetensors"), 4, "gone.safetensors"),
         ("good", ("--out", "x.html"), 2, "does not end in .csv"),

@@ -52,7 +52,7 @@ def test_options_hold_for_each_and_their_mistakes_are_reported_first():
 def test_without_a_closed_form_the_head_starts_at_zero(counts, several, head):
     loaded = recipes.load("auto", (), GIVEN)
 
-    assert auto.choose(loaded, counts, has_several_labels=several).model.head == head
+    assert auto.choose(loaded, counts, is_multilabel=several).model.head == head
 
 
 def test_classes_that_are_not_counted_have_no_weights():
@@ -64,7 +64,7 @@ def test_classes_that_are_not_counted_have_no_weights():
 
 def test_what_an_option_sets_is_not_changed_but_refused_where_it_cannot_hold():
     overrides = ["model.head=probe", "objective.class_weights=balanced"]
-    chosen = auto.choose(recipes.load("auto", overrides, GIVEN), [9], has_several_labels=True, is_large=True)
+    chosen = auto.choose(recipes.load("auto", overrides, GIVEN), [9], is_multilabel=True, is_large=True)
 
     assert (chosen.model.head, chosen.objective.class_weights) == ("probe", "balanced")
 

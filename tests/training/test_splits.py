@@ -16,7 +16,7 @@ class Part:
     name: str
     class_names: tuple[str, ...] = ("cat", "dog")
     length: int = 400
-    has_several_labels: bool = False
+    is_multilabel: bool = False
     is_large: bool = False
     has_numbers: bool = False
 
@@ -52,7 +52,7 @@ def test_enough_images_to_choose_by_come_first():
 
 
 def test_thresholds_of_several_labels_are_chosen_on_the_scored_images_if_there_are_any():
-    several = Part("scenes, split train", has_several_labels=True)
+    several = Part("scenes, split train", is_multilabel=True)
 
     assert choosing_split(RECIPE, several, dev := Part("scenes, split dev"), None) is dev
     assert choosing_split(RECIPE, several, Part("scenes, split dev", length=0), None) is None

@@ -89,7 +89,7 @@ def held_out_order(split: Split, trained_before: Callable[[], np.ndarray | None]
         trained_before: digests of images that the weights to start from were trained on, or None. They come
             last, since an accuracy on them says nothing of new images; behind them those without a file.
     """
-    if split.has_several_labels or split.has_numbers or not _can_be_read(split):
+    if split.is_multilabel or split.has_numbers or not _can_be_read(split):
         return None
     digests_N, before = digests_of(split), trained_before()
     was_trained_N = np.zeros(len(split), dtype=bool) if before is None else np.isin(digests_N, before)

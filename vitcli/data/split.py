@@ -14,6 +14,7 @@ import numpy as np
 from vitcli.data import sampler
 from vitcli.data.opened_files import OpenedFiles
 from vitcli.data.sources.folders import NOTHING, LeftOut
+from vitcli.data.task import Task
 from vitcli.errors import DataError
 from vitcli.output.text import is_text, plain
 
@@ -89,7 +90,7 @@ class Split:
             have several, (num_examples,) float64 of numbers to predict.
         where_is: function of the row to its name in errors: a file, or the row.
         dev_cut: of a dev part: which split it was cut from, the rule, and the fingerprint of the whole.
-        has_several_labels: whether labels are tuples; they may be empty.
+        is_multilabel: whether labels are tuples; they may be empty.
         has_numbers: whether labels are numbers to predict; `class_names` then has the name of their column.
         block_starts: of shards, the first row of each block that is read at once, and at the end the
             number of rows; None for tables, where any row is as near as any other.
@@ -116,7 +117,7 @@ class Split:
     read_labels: Callable[[], np.ndarray]
     where_is: Callable[[int], str]
     dev_cut: dict | None = None
-    has_several_labels: bool = False
+    is_multilabel: bool = False
     has_numbers: bool = False
     block_starts: np.ndarray | None = None
     identity: str | None = None
@@ -202,7 +203,7 @@ class Split:
     @cached_property
     def _labels(self) -> list[Label]:
         labels = self.read_labels().tolist()
-        if self.has_several_labels:
+        if self.is_multilabel:
             return [tuple(label for label in several if label >= 0) for several in labels]
         return labels
 
@@ -290,9 +291,13 @@ class Split:
             cache=None,
         )
 
+    @property
+    def task(self) -> Task:
+        return Task.NUMBER if self.has_numbers else Task.MULTILABEL if self.is_multilabel else Task.ONE_CLASS
+
     def with_label_lists(self) -> "Split":
         """Return the same rows with a list of one label each, if they have one label."""
-        if self.has_several_labels:
+        if self.is_multilabel:
             return self
 
         def listed(read_row: ReadRow) -> ReadRow:
@@ -304,7 +309,7 @@ class Split:
 
         return replace(
             self,
-            has_several_labels=True,
+            is_multilabel=True,
             read_row=RowReader(lambda rows: listed(self.reader_of(rows)), self._opened),
             read_labels=lambda: self.read_labels()[:, None],
             whole=self.whole or (self, lambda rows: rows),
@@ -388,7 +393,7 @@ def _check_numbers(split: Split, labels_N: np.ndarray) -> None:
 def check_label(split: Split, label: Label, row: int) -> None:
     """Refuse one label that is not a class."""
     labels = label if isinstance(label, tuple) else (label,)
-    if split.has_numbers or (label == () and split.has_several_labels):
+    if split.has_numbers or (label == () and split.is_multilabel):
         return
     if not labels or min(labels) < 0 or max(labels) >= split.num_classes:
         raise DataError(

@@ -91,7 +91,7 @@ def from_table(
         read_labels=cache(partial(_labels_in, table, label_column, number_of, numbers=numbers)),
         where_is=where_is,
         has_numbers=numbers,
-        has_several_labels=isinstance(table.features[label_column], datasets.List | datasets.LargeList),
+        is_multilabel=isinstance(table.features[label_column], datasets.List | datasets.LargeList),
         stamp_of=stamps_of(table, image_column, root),
         source_files=SourceFiles(paths) if paths else None,
         read_column=lambda column: column_values(whole, image_column if column == PATHS else column),

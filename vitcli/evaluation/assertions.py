@@ -6,8 +6,9 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from vitcli.data.task import Task
 from vitcli.errors import CheckFailed, VitError, nearest
 
 RELATIONS: dict[str, Callable[[float, float], bool]] = {
@@ -29,19 +30,19 @@ OF_CALIBRATION = (
     "ece_at_temperature",
     "nll_at_temperature",
 )  # where they are stored
-OF_SEVERAL = ("mean_ap", "f1_at_thresholds")  # of images with several labels, instead of OF_CLASSES
+OF_MULTILABEL = ("mean_ap", "f1_at_thresholds")  # of images with several labels, instead of OF_CLASSES
 ALWAYS = ("loss", "num_eval_examples", "num_skipped_images", "images_per_s", "elapsed_s")
 OF_LABELS = ("top1", "top5", "nll", "brier", "ece")
-NUMBERS = (*OF_LABELS, *ALWAYS, *OF_SEVERAL, *OF_CLASSES, *OF_CALIBRATION)
+NUMBERS = (*OF_LABELS, *ALWAYS, *OF_MULTILABEL, *OF_CLASSES, *OF_CALIBRATION)
 OF_NUMBERS = ("mae", "rmse", "r2", "mae_of_mean")  # of weights that predict a number, instead of accuracies
 OF_REAL = ("real_top1", "num_real_examples")
 # The keys of each kind of labels, besides ALWAYS, and what a result of it is of
 KINDS = {
-    "number": (OF_NUMBERS, "these weights predict a number and no classes"),
-    "class": (
+    Task.NUMBER: (OF_NUMBERS, "these weights predict a number and no classes"),
+    Task.ONE_CLASS: (
         (*OF_LABELS, *OF_CLASSES, *OF_CALIBRATION, *OF_REAL), "each image has one label, the name of a class"
     ),
-    "several": ((*OF_LABELS, *OF_SEVERAL, *OF_REAL), "these images have several labels each"),
+    Task.MULTILABEL: ((*OF_LABELS, *OF_MULTILABEL, *OF_REAL), "these images have several labels each"),
 }  # fmt: skip
 FRACTION = re.compile(
     rf"(real_)?top[15]|ece(_at_temperature)?|coverage|mean_ap|f1_at_thresholds|{'|'.join(OF_CLASSES)}"
@@ -119,7 +120,7 @@ def parse(text: str, *, keys: Sequence[str]) -> Assertion:
 def _choices(keys: Sequence[str]) -> str:
     """Return the keys with what a result of some has them, before anything is read."""
     groups = {
-        "of several labels also": OF_SEVERAL,
+        "multilabel also": OF_MULTILABEL,
         "of numbers": OF_NUMBERS,
         "with stored prediction sets": OF_CALIBRATION,
     }
@@ -129,13 +130,13 @@ def _choices(keys: Sequence[str]) -> str:
     return "; ".join(parts + ([] if "real_top1" in keys else ["with --real also real_top1"]))
 
 
-def check_apply(asserted: Sequence[Assertion], kind: Literal["number", "class", "several"]) -> None:
+def check_apply(asserted: Sequence[Assertion], task: Task) -> None:
     """Refuse, before any pass, a key that the result of labels of this kind has not.
 
     Raises:
         VitError: it has none of that name.
     """
-    apply, what = KINDS[kind]
+    apply, what = KINDS[task]
     for assertion in asserted:
         if assertion.key not in (*apply, *ALWAYS):
             raise VitError(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vitcli import recipe
 from vitcli.data.split import Split
+from vitcli.data.task import check_supports
 from vitcli.errors import DataError, nearest
 from vitcli.recipe.schema import Section, either, key, one_or_several
 from vitcli.recipe.validation import report, validate
@@ -122,12 +123,7 @@ def apply_class_map(
     Raises:
         DataError: the data or the checkpoint lacks a mapped class, or rows have several labels.
     """
-    if split.has_several_labels:
-        raise DataError(
-            f"the rows of {split.name} have several labels, which a class map cannot join",
-            where=f"--classes {class_map.name}",
-            fix="leave --classes out",
-        )
+    check_supports("--classes", split.task, name=split.name)
     # Each mapped class of the data, by number, and its classes of the checkpoint.
     names = split.class_names or tuple(str(number) for number in range(split.num_classes))
     numbers = _numbers_of(class_map, names, split.name)

@@ -15,6 +15,7 @@ from vitcli.data import classes as data_classes
 from vitcli.data import dataset
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.split import Split, base_of
+from vitcli.data.task import Task, check_supports
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import VitError
 from vitcli.evaluation import (
@@ -22,9 +23,9 @@ from vitcli.evaluation import (
     inference,
     metrics,
     mistakes,
+    multilabel,
     real_labels,
     regression,
-    several_labels,
     statistics,
 )
 from vitcli.evaluation.assertions import OF_CLASSES, Assertion, check_apply
@@ -33,6 +34,7 @@ from vitcli.evaluation.calibration.stored import Calibration, calibration_of
 from vitcli.evaluation.class_map import ClassMap, Projection
 from vitcli.evaluation.files import FOLDER, EvalResult, claim, write_all
 from vitcli.evaluation.inference import EvalSettings
+from vitcli.evaluation.multilabel import Multilabel, multilabel_of, task_of
 from vitcli.evaluation.predictions import (
     SUFFIXES,
     Predictions,
@@ -49,7 +51,6 @@ from vitcli.evaluation.setup import (
     preprocessing_for,
     read_checkpoint,
 )
-from vitcli.evaluation.several_labels import SeveralLabels, several_labels_of
 from vitcli.models.build import check_image_size
 from vitcli.output.atomic import check_out
 from vitcli.output.progress import Progress
@@ -115,7 +116,7 @@ class EvalTask:
         projection: logits to those of a class map.
         map_summary: the class map in the result.
         target: what the weights predict if it is a number.
-        several: of weights that give an image several labels.
+        thresholds: of the classes, of weights that give several labels per image.
         calibration: of the predictions, of weights that give an image one class and store it.
     """
 
@@ -130,7 +131,7 @@ class EvalTask:
     projection: Projection | None = None
     map_summary: dict[str, Any] = field(default_factory=dict)
     target: Target | None = None
-    several: SeveralLabels | None = None
+    thresholds: Multilabel | None = None
     calibration: Calibration | None = None
 
 
@@ -253,20 +254,16 @@ def _open_task(
     arch = weights.architecture
     for side in options.sides:
         check_image_size(replace(arch, image_size=(side, side)))
-    target = target_of(weights.metadata)
-    if target and (label_map or real_lists):
-        raise VitError(
-            f"these weights predict a number, {target.name}, and no classes",
-            where="--classes" if label_map else "--real",
-            fix="leave it out",
-        )
+    target, task = target_of(weights.metadata), task_of(weights.metadata, arch.num_classes)
+    for option, is_given in (("--classes", options.classes), ("--real", options.real)):
+        if is_given:
+            check_supports(option, task, name=recipe.model.ckpt, kind=VitError)
     opened = open_eval_split(recipe, options.split, weights)
     if target:
-        check_apply(options.asserted, "number")
+        check_apply(options.asserted, task)
         return EvalTask(request, recipe, opened, np.arange(len(opened)), opened.fingerprint, target=target)
 
-    several = several_labels_of(weights.metadata, arch.num_classes)
-    check_apply(options.asserted, "several" if several or opened.has_several_labels else "class")
+    check_apply(options.asserted, Task.MULTILABEL if Task.MULTILABEL in (task, opened.task) else task)
 
     # With a class map: only the mapped classes, and logits projected to them.
     if label_map is not None:
@@ -288,7 +285,7 @@ def _open_task(
 
     # Without: all classes, in the checkpoint's order, for the ReaL labels too.
     opened = data_classes.spelled_as(opened, weights.class_names)
-    opened = opened.with_label_lists() if several else opened
+    opened = opened.with_label_lists() if task is Task.MULTILABEL else opened
     split, is_mapped = data_classes.match_class_names(
         opened, weights.class_names, num_classes=arch.num_classes, ckpt=recipe.model.ckpt
     )
@@ -305,7 +302,7 @@ def _open_task(
         is_mapped=is_mapped,
         absent_classes=data_classes.absent_classes(opened, weights.class_names),
         real=real,
-        several=several,
+        thresholds=multilabel_of(weights.metadata, arch.num_classes),
         calibration=calibration_of(weights.metadata, arch.num_classes),
     )
 
@@ -444,7 +441,7 @@ def _run_pass(
         predictions, skipped = regression.predict_numbers(*parts, **how)
     else:
         num_classes = task.projection.width if task.projection else arch.num_classes
-        mean = inference.mean_of_labels if task.several else inference.mean_of_classes
+        mean = inference.mean_of_labels if task.thresholds else inference.mean_of_classes
         predictions, skipped = inference.predict_split(
             *parts,
             num_classes=num_classes,
@@ -489,8 +486,8 @@ def _details(
         return regression.details_of(predictions, task.target)
     of_several = {}
     if predictions.logits_NK is not None and task.projection is None:
-        of_several = several_labels.results_of(
-            predictions, task.several, class_names, fingerprint=task.fingerprint
+        of_several = multilabel.results_of(
+            predictions, task.thresholds, class_names, fingerprint=task.fingerprint
         )
     return {
         **of_several,

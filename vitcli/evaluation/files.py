@@ -118,7 +118,7 @@ def _write_number_figures(folder: Path, result: EvalResult) -> None:
 
 
 def _write_tables(folder: Path, result: EvalResult) -> None:
-    if result.predictions.has_several_labels:
+    if result.predictions.is_multilabel:
         return
     number_of = {name: number for number, name in enumerate(result.class_names)}
     per_class = [
@@ -150,7 +150,7 @@ def _write_figures(folder: Path, result: EvalResult) -> None:
     diagram = figures.reliability_diagram(bins, title=title, calibrated=calibrated)
     if diagram:
         plots.save(folder / "reliability.png", diagram)
-    if not result.predictions.has_several_labels:
+    if not result.predictions.is_multilabel:
         confusion = predictions.confusion(result.predictions, len(result.class_names))
         plots.save(folder / "confusion.png", figures.confusion_matrix(*confusion, result.class_names))
     images = mistakes.images_of(result.predictions, result.split, result.preprocessing)

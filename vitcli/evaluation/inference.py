@@ -192,8 +192,8 @@ def predict_split(
     # The columns of no rows have the shapes and dtypes of those of all.
     no_labels = torch.empty(0, dtype=torch.int64)
     of_none = prediction_columns(torch.empty(0, num_classes), no_labels)
-    of_none |= {} if split.has_several_labels else {"labels": no_labels}
-    has_scores = not split.has_several_labels and len(split) * num_classes <= MOST_SCORES
+    of_none |= {} if split.is_multilabel else {"labels": no_labels}
+    has_scores = not split.is_multilabel and len(split) * num_classes <= MOST_SCORES
     of_none |= {"scores_NK": torch.empty(0, num_classes)} if has_scores else {}
     keeps_logits = keeps_all_logits(split, num_classes)
     of_none |= {"logits_NK": torch.empty(0, num_classes)} if keeps_logits else {}
@@ -201,7 +201,7 @@ def predict_split(
 
     def columns_of(batch: Batch, logits_BK: Tensor) -> dict[str, Tensor]:
         logits_BK = logits_BK if project is None or mean else project(logits_BK)
-        labels = {} if split.has_several_labels else {"labels": batch.labels_B}
+        labels = {} if split.is_multilabel else {"labels": batch.labels_B}
         # In the order of the probabilities, which as float32 would be equal near 0 and 1.
         scores = {"scores_NK": logits_BK.double().log_softmax(dim=1).float()} if has_scores else {}
         scores |= {"logits_NK": logits_BK} if keeps_logits else {}
@@ -213,14 +213,14 @@ def predict_split(
     seen_N, skipped = fill_by_row(columns, logits, columns_of, split, settings)
     rows_N = np.flatnonzero(seen_N.numpy())
     counted = {name: values_N.numpy()[rows_N] for name, values_N in columns.items()}
-    if split.has_several_labels:
+    if split.is_multilabel:
         counted["labels"] = split.read_labels()[rows_N]
     return Predictions(rows_N=rows_N, **counted), skipped
 
 
 def keeps_all_logits(split: Split, num_classes: int) -> bool:
     """Return whether `predict_split` keeps every logit: of several labels a row, unless they are too many."""
-    return split.has_several_labels and not split.is_large and len(split) * num_classes <= MOST_SCORES
+    return split.is_multilabel and not split.is_large and len(split) * num_classes <= MOST_SCORES
 
 
 def prediction_columns(logits_BK: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitcli.data import loader, video
 from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
+from vitcli.data.task import Task, check_supports
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation import contact_sheet, inference, regression, sorting
@@ -21,9 +22,9 @@ from vitcli.evaluation.calibration.results import calibrated
 from vitcli.evaluation.calibration.stored import Calibration, calibration_of
 from vitcli.evaluation.contact_sheet import ContactSheet
 from vitcli.evaluation.inference import EvalSettings
+from vitcli.evaluation.multilabel import Multilabel, multilabel_of, task_of
 from vitcli.evaluation.regression import Target
 from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_for, read_checkpoint
-from vitcli.evaluation.several_labels import SeveralLabels, several_labels_of
 from vitcli.models import features
 from vitcli.models.architecture import Architecture
 from vitcli.output.atomic import check_out, write_text
@@ -130,7 +131,7 @@ def predict_with(
     settings = replace(settings, on_bad_image="skip")  # one bad file costs no other answer
     target = regression.target_of(weights.metadata)
     calibration = calibration_of(weights.metadata, arch.num_classes)
-    _check_applies(target, options, weights.readable_class_names)
+    _check_applies(task_of(weights.metadata, arch.num_classes), options, weights.readable_class_names)
     notes = [] if target else _notes_on_classes(weights, arch.num_classes, options.topk)
     about = f"{arch.name}: {network.preprocessing.summary()}, {network.preprocessing_from}"
     for line in [about, *split.lines, *notes]:
@@ -191,12 +192,13 @@ def _open(images: Sequence[str], options: PredictOptions) -> Split:
     return split
 
 
-def _check_applies(target: Target | None, options: PredictOptions, class_names: Sequence[str]) -> None:
-    """Refuse what needs classes, of weights that predict a number, and links in the place of folders."""
-    if target and (options.threshold is not None or options.sort_into):
-        what = "these weights predict a number, which has neither a probability nor a class"
-        raise VitError(what, where="--threshold, --sort-into", fix="leave them out; --out writes a table")
+def _check_applies(task: Task, options: PredictOptions, class_names: Sequence[str]) -> None:
+    """Refuse what needs classes, of weights that predict something else, and links in place of folders."""
+    fix = "leave it out; --out writes a table"
+    if options.threshold is not None:
+        check_supports("--threshold", task, name="the checkpoint", fix=fix, kind=VitError)
     if options.sort_into:
+        check_supports("--sort-into", task, name="the checkpoint", fix=fix, kind=VitError)
         sorting.refuse_links(options.sort_into, class_names)
 
 
@@ -228,8 +230,8 @@ def _reading(
     mirror = partial(inference.mirrored, model) if is_mirrored else lambda mean: None
     if target := regression.target_of(weights.metadata):
         return mirror(inference.mean_number), partial(_number, target)
-    if several := several_labels_of(weights.metadata, weights.architecture.num_classes):
-        return mirror(inference.mean_of_labels), partial(_several, several, names, topk)
+    if multilabel := multilabel_of(weights.metadata, weights.architecture.num_classes):
+        return mirror(inference.mean_of_labels), partial(_multilabel, multilabel, names, topk)
     network = mirror(inference.mean_of_classes)
     if calibration:
         return _features_and_logits(model, network), partial(_calibrated, calibration, names, topk)
@@ -266,14 +268,14 @@ def _number(target: Target, outputs_1: Tensor) -> dict[str, Any]:
     return {"top": [], "value": float(target.numbers_of(outputs_1)[0])}
 
 
-def _several(several: SeveralLabels, names: Sequence[str], topk: int, logits_K: Tensor) -> dict[str, Any]:
+def _multilabel(multilabel: Multilabel, names: Sequence[str], topk: int, logits_K: Tensor) -> dict[str, Any]:
     """Return the likeliest classes of an image, and those that reach their thresholds.
 
     "margin" is the distance of the nearest probability to the threshold of its class.
     """
     probabilities_K = logits_K.double().sigmoid()
     order_K = probabilities_K.argsort(descending=True, stable=True)
-    margins_K = probabilities_K - torch.tensor(several.thresholds, dtype=torch.float64)
+    margins_K = probabilities_K - torch.tensor(multilabel.thresholds, dtype=torch.float64)
     reaching = [k for k in order_K.tolist() if margins_K[k] >= 0]
     return {
         "top": _top(order_K[:topk], probabilities_K, names),

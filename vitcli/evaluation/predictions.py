@@ -62,13 +62,13 @@ class Predictions:
         return reliability(self.confidences_N, self.is_right_N)
 
     @property
-    def has_several_labels(self) -> bool:
+    def is_multilabel(self) -> bool:
         return self.labels.ndim == 2
 
 
 def scores_of_classes(predictions: Predictions) -> ClassScores | None:
     """Return precision, recall and the like of each class that has examples; None of several labels."""
-    if predictions.has_several_labels:
+    if predictions.is_multilabel:
         return None
     return class_scores(predictions.labels, predictions.classes_NT[:, 0], predictions.scores_NK)
 
@@ -143,7 +143,7 @@ def write_predictions(
     import pyarrow.parquet as pq
 
     labels, label_type = predictions.labels, pa.int64()
-    if predictions.has_several_labels:
+    if predictions.is_multilabel:
         labels = [[label for label in row if label >= 0] for row in labels.tolist()]
         label_type = pa.list_(pa.int64())
     table = pa.table(

@@ -21,9 +21,9 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, MachineError, VitError
 from vitcli.evaluation.calibration.stored import calibration_of
+from vitcli.evaluation.multilabel import multilabel_of
 from vitcli.evaluation.regression import target_of
 from vitcli.evaluation.setup import preprocessing_for
-from vitcli.evaluation.several_labels import several_labels_of
 from vitcli.export import comparison, golden
 from vitcli.export.comparison import Agreement, NotFinite
 from vitcli.export.images import (
@@ -281,7 +281,7 @@ def _program_form(
         kind = "features"
     elif target := target_of(exported.metadata):
         kind, of_kind = "number", {"mean": target.mean, "std": target.std}
-    elif exported.class_names and several_labels_of(exported.metadata, num_classes):
+    elif exported.class_names and multilabel_of(exported.metadata, num_classes):
         kind = "several"
     elif stored := calibration_of(exported.metadata, num_classes):
         of_kind = {"temperature": stored.temperature}

@@ -14,9 +14,9 @@ from vitcli.data.dataset import DataSet
 from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
+from vitcli.evaluation.multilabel import multilabel_of
 from vitcli.evaluation.regression import target_of
 from vitcli.evaluation.setup import open_eval_split
-from vitcli.evaluation.several_labels import several_labels_of
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress
 from vitcli.output.text import count_of
@@ -97,7 +97,7 @@ def open_labelled(dataset: str, split: str, weights: Weights) -> Split:
         kind = "no classifier"
     elif target_of(weights.metadata):
         kind = "a number instead of classes"
-    elif several_labels_of(weights.metadata, arch.num_classes):
+    elif multilabel_of(weights.metadata, arch.num_classes):
         kind = "several labels per image"
     if kind:
         raise VitError(
@@ -122,7 +122,7 @@ def _open_held_out(weights: Weights) -> Split | None:
         return None
     has_head = weights.architecture.num_classes > 0
     opened = open_eval_split(recipe, "auto", weights, needs_labels=has_head)
-    has_classes = has_head and not (opened.has_numbers or opened.has_several_labels)
+    has_classes = has_head and not (opened.has_numbers or opened.is_multilabel)
     return _in_order_of_classes(opened, weights) if has_classes else opened
 
 

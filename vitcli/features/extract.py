@@ -243,7 +243,7 @@ def labels_per_row(split: Split) -> int:
     Raises:
         DataError: rows have several labels, and are too many to read all.
     """
-    if not split.has_several_labels:
+    if not split.is_multilabel:
         return 1
     if split.is_large:
         raise DataError(

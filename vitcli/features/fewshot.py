@@ -16,6 +16,7 @@ from vitcli import recipe as recipes
 from vitcli.data import dataset
 from vitcli.data.parts.splitting import groups_to_divide
 from vitcli.data.split import Split, classes_without
+from vitcli.data.task import check_supports
 from vitcli.errors import DataError, Stopped, VitError
 from vitcli.evaluation.setup import (
     RunSettings,
@@ -141,9 +142,8 @@ def open_splits(recipe: Recipe, starts: Sequence[Start] | None = None) -> tuple[
     before = partial(trained_on_by, starts or starts_of(recipe), quiet=True)
     train, test = dataset.open_train_and_eval(recipe.data, seed=0, trained_before=before)
     for split in (train, test):
-        if split.has_several_labels:
-            fix = "name a column of one label with data.label_column"
-            raise DataError(f"the rows of {split.name} have several labels each", where=split.name, fix=fix)
+        fix = "name a column of one label with data.label_column"
+        check_supports("vit fewshot", split.task, name=split.name, fix=fix)
     return train, test
 
 

@@ -33,6 +33,7 @@ from vitcli.data.checks.near_duplicates import SplitName, index_to_train, open_s
 from vitcli.data.checks.splits import read_labels
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
+from vitcli.data.task import Task, check_supports
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.calibration.temperature import softmax_scale
 from vitcli.evaluation.mistakes import places_of
@@ -129,13 +130,11 @@ def _open_labelled(name: SplitName, against: SplitName, section: Data) -> Split:
     opened = open_splits(name, against, section)
     part = opened[index_to_train(opened, against)]
     labels, _ = read_labels(part.data, part.name, len(part.split))
+    fix = "name a column of one label with --set data.label_column=NAME"
     if labels and labels.has_numbers:
-        fix = "leave --labels and --ckpt out: they compare classes"
-        raise DataError(f"{part.split.name} has a number to predict", where="--labels", fix=fix)
+        check_supports("vit datasets check --labels", Task.NUMBER, name=part.split.name, fix=fix)
     split = dataset.from_section(part.data).open(part.name)
-    if split.has_several_labels:
-        fix = "name a column of one label with --set data.label_column=NAME"
-        raise DataError(f"the rows of {split.name} have several labels each", where="--labels", fix=fix)
+    check_supports("vit datasets check --labels", split.task, name=split.name, fix=fix)
     if not split.has_labels:
         fix = "leave --labels and --ckpt out, or put the images into class folders"
         raise DataError(f"the images of {split.name} have no labels", where="--labels", fix=fix)

@@ -24,15 +24,15 @@ from torch import Tensor, nn
 from vitcli.data import dataset
 from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
+from vitcli.data.task import check_supports
 from vitcli.data.transforms import to_model_range
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation import predict as predictions
 from vitcli.evaluation.calibration.temperature import softmax_scale
 from vitcli.evaluation.mistakes import places_of
+from vitcli.evaluation.multilabel import task_of
 from vitcli.evaluation.predict import LoadedNetwork, PredictOptions
-from vitcli.evaluation.regression import target_of
 from vitcli.evaluation.setup import RunSettings, read_checkpoint, starts_of, trained_on_by
-from vitcli.evaluation.several_labels import several_labels_of
 from vitcli.features import forecast, least_squares
 from vitcli.features.draws import SWEEP, read_draws
 from vitcli.features.extract import FeatureExtractor, extract, open_extractor
@@ -157,12 +157,9 @@ def _check_one_class(recipe: Recipe, *, quiet: bool) -> None:
     """Refuse weights that predict numbers, several labels or nothing, by their description alone."""
     info = read_description(recipe.model.ckpt, model_name=recipe.model.name, quiet=quiet)
     num_classes = info.architecture.num_classes
-    if not num_classes or target_of(info.metadata) or several_labels_of(info.metadata, num_classes):
-        raise VitError(
-            "--why is for one class per image, and these weights predict something else",
-            where=recipe.model.ckpt,
-            fix="leave --why out",
-        )
+    if not num_classes:
+        raise VitError("these weights have no classes", where=recipe.model.ckpt, fix="leave --why out")
+    check_supports("--why", task_of(info.metadata, num_classes), name=recipe.model.ckpt, kind=VitError)
 
 
 def of_fewshot(
@@ -240,11 +237,10 @@ def _open(recipe: Recipe, *, seed: int) -> tuple[Split, Split]:
     """Open the splits of a run, of one label each."""
     before = partial(trained_on_by, starts_of(recipe), quiet=True)
     train, test = dataset.open_train_and_eval(recipe.data, seed=seed, trained_before=before)
-    if train.is_large or train.has_several_labels:
-        problem = (
-            "has too many labels to read them first" if train.is_large else "has several labels per image"
-        )
-        raise VitError(f"{train.name} {problem}", where="--why", fix="leave --why out")
+    if train.is_large:
+        what = f"{train.name} has too many labels to read them first"
+        raise VitError(what, where="--why", fix="leave --why out")
+    check_supports("--why", train.task, name=train.name, kind=VitError)
     return train, test
 
 

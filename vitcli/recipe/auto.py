@@ -17,7 +17,7 @@ UNEVEN = 3  # times as many of the most frequent class as of the rarest
 
 
 def choose(
-    recipe: Recipe, counts: Sequence[int], *, has_several_labels: bool = False, is_large: bool = False
+    recipe: Recipe, counts: Sequence[int], *, is_multilabel: bool = False, is_large: bool = False
 ) -> Recipe:
     """Return the recipe for training images that have `counts` of each class, with a note that says why.
 
@@ -39,7 +39,7 @@ def choose(
     line = f"recipe {NAMES[size]}: {spread} {images} per class{uneven}; --recipe names another"
     chosen = recipe.by_size[size].with_notes(line)
     model, objective, optimizer = chosen.model, chosen.objective, chosen.optimizer
-    if model.head in (PROBE, REFIT) and (has_several_labels or max(present) < 2) and HEAD not in recipe.given:
+    if model.head in (PROBE, REFIT) and (is_multilabel or max(present) < 2) and HEAD not in recipe.given:
         model = model.model_copy(update={"head": "zero", "head_layers": 0})
         optimizer = optimizer.model_copy(update={"unfamiliar_lr": None})
     if is_large and WEIGHTS not in recipe.given:

@@ -155,7 +155,7 @@ def _of_held_out(recipe: Recipe, train_split: Split, eval_split: Split) -> list[
         lines.append(f"{NOTE}no held-out image of: {first_few(missing)}")
     if eval_split.dev_cut and recipe.data.dev_stratified and not eval_split.dev_cut.get("stratified", True):
         reason = "it is too large"
-        if train_split.has_several_labels or train_split.has_numbers:
+        if train_split.is_multilabel or train_split.has_numbers:
             what = "numbers and no classes" if train_split.has_numbers else "several labels"
             reason = f"its images have {what}"
         lines.append(f"{NOTE}the held-out split is random, not stratified: {reason}")
@@ -180,7 +180,7 @@ def of_labels(recipe: Recipe, splits: RunSplits) -> list[str]:
 
 def _of_thresholds(recipe: Recipe, train_split: Split, chosen_on: Split | None) -> list[str]:
     """Return a line on the images that thresholds of several labels are chosen on."""
-    if recipe.objective.loss != "sigmoid" or not train_split.has_several_labels or train_split.is_large:
+    if recipe.objective.loss != "sigmoid" or not train_split.is_multilabel or train_split.is_large:
         return []
     if chosen_on is not None:
         return [
@@ -256,7 +256,7 @@ def unusual_labels(split: Split) -> list[str]:
     notes = []
     names = [str(split.class_names[k] if split.class_names else k) for k in np.flatnonzero(counts_K)]
     is_read = len(labels) == len(split)  # of a split of declared size the classes alone are known
-    if is_read and not split.has_several_labels and kind_of_values(names, len(labels)) == NUMBERS:
+    if is_read and not split.is_multilabel and kind_of_values(names, len(labels)) == NUMBERS:
         notes.append(
             f"note: {len(names):,} numbers are taken as classes, in {count_of(len(labels), 'image')}; "
             f"{NEEDS_NUMBERS}"

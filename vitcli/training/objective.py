@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 from vitcli.data.split import Split
 from vitcli.distributed.transfer import constant
-from vitcli.evaluation import inference, regression, several_labels
+from vitcli.evaluation import inference, multilabel, regression
 from vitcli.evaluation import masked_patch as patch_evaluation
 from vitcli.evaluation.metrics import Metrics, PatchMetrics
+from vitcli.evaluation.multilabel import MultilabelMetrics
 from vitcli.evaluation.regression import RegressionMetrics, Target
-from vitcli.evaluation.several_labels import SeveralLabelsMetrics
 from vitcli.models import masked_patch
 from vitcli.recipe.schema import Objective as ObjectiveSettings
 from vitcli.training.methods.regression import UNIT, squared_error, target_of_split
@@ -187,7 +187,7 @@ def training_task(
     gives_several = train_split is not None and gives_several_labels(settings, train_split)
     return TrainingTask(
         objective=supervised(loss, mixup=settings.mixup, cutmix=settings.cutmix),
-        score=several_labels.score if gives_several else inference.evaluate,
+        score=multilabel.score if gives_several else inference.evaluate,
         line=_several_line if gives_several else _class_line,
         published=lambda state: state,
     )
@@ -202,10 +202,10 @@ def gives_several_labels(settings: ObjectiveSettings, train_split: Split) -> boo
 
     Shards, whose labels cannot be read at once, are scored by the likeliest class alone.
     """
-    return settings.loss == "sigmoid" and train_split.has_several_labels and not train_split.is_large
+    return settings.loss == "sigmoid" and train_split.is_multilabel and not train_split.is_large
 
 
-def _several_line(metrics: Metrics | SeveralLabelsMetrics) -> str:
+def _several_line(metrics: Metrics | MultilabelMetrics) -> str:
     mean_ap = getattr(metrics, "mean_ap", None)
     return ("" if mean_ap is None else f"mAP {mean_ap:.2%}, ") + _class_line(metrics)
 

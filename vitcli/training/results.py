@@ -16,10 +16,11 @@ from vitcli.data.split import Split, classes_without
 from vitcli.data.transforms import Preprocessing, preprocessing_of
 from vitcli.distributed import peers
 from vitcli.distributed.runtime import peak_memory_gib
-from vitcli.evaluation import mistakes, several_labels
+from vitcli.evaluation import mistakes, multilabel
 from vitcli.evaluation.calibration.stored import Calibration
 from vitcli.evaluation.findings import advice, findings, median_short_side
 from vitcli.evaluation.metrics import Metrics
+from vitcli.evaluation.multilabel import Multilabel, MultilabelMetrics
 from vitcli.evaluation.predictions import Predictions, unique_names, write_predictions
 from vitcli.evaluation.regression import (
     NumberPredictions,
@@ -27,7 +28,6 @@ from vitcli.evaluation.regression import (
     intervals_of,
     write_numbers,
 )
-from vitcli.evaluation.several_labels import SeveralLabels, SeveralLabelsMetrics
 from vitcli.evaluation.statistics import interval_of
 from vitcli.export.model_card import model_card
 from vitcli.output import run_folder
@@ -122,7 +122,7 @@ def findings_of(
 ) -> dict[str, Any]:
     """Return what the predictions show and what would help most; {} where images have no single class."""
     train, eval_split = job.splits.train, job.splits.eval
-    is_of_classes = isinstance(predictions, Predictions) and not predictions.has_several_labels
+    is_of_classes = isinstance(predictions, Predictions) and not predictions.is_multilabel
     if not is_of_classes or train.is_large or not job.runtime.is_main:
         return {}
     labels_N = train.read_labels()
@@ -157,7 +157,7 @@ def details_of(
     job: TrainingJob,
     metrics: Any,
     predictions: Predictions | NumberPredictions | None,
-    stored: SeveralLabels | Calibration | None,
+    stored: Multilabel | Calibration | None,
     skipped: set[str],
 ) -> dict[str, Any]:
     """Return what only some summaries have: of numbers their scale and intervals, of several labels the F1.
@@ -177,7 +177,7 @@ def details_of(
     if stored is None or predictions is None or predictions.logits_NK is None:
         return findings_of(job, metrics, predictions, len(skipped))
     about = {"class_names": names_of_classes(job), "fingerprint": job.splits.eval.fingerprint}
-    results = several_labels.results_of(predictions, stored, **about)
+    results = multilabel.results_of(predictions, stored, **about)
     return {key: results[key] for key in ("f1_at_thresholds", "thresholds_chosen_on")}
 
 
@@ -195,7 +195,7 @@ def target_of_run(job: TrainingJob) -> Target | None:
 def weights_description(job: TrainingJob) -> dict[str, Any]:
     """Return what is stored with the weights of a run and is known before its first step."""
     target = target_of_run(job)
-    even = SeveralLabels((several_labels.EVEN,) * job.start.arch.num_classes)
+    even = Multilabel((multilabel.EVEN,) * job.start.arch.num_classes)
     gives_several = gives_several_labels(job.recipe.objective, job.splits.train)
     return {
         "preprocessing": preprocessing_of(job.recipe.data).as_dict(),
@@ -224,7 +224,7 @@ def write_results(
     weights: dict[str, Tensor],
     *,
     seen: dict[str, str] | None,
-    stored: SeveralLabels | Calibration | None = None,
+    stored: Multilabel | Calibration | None = None,
 ) -> None:
     """Write weights, predictions, figures, card and, last, the summary: it marks the run as finished.
 
@@ -243,7 +243,7 @@ def write_results(
     described["metadata"] |= stored.as_metadata() if stored else {}
     described["metadata"] |= {LAYERED: True} if (summary.get("refit") or {}).get("head_layers") else {}
     described["metadata"] |= {"delivered": summary["delivered"]} if "delivered" in summary else {}
-    if isinstance(metrics, Metrics | SeveralLabelsMetrics):
+    if isinstance(metrics, Metrics | MultilabelMetrics):
         described["metadata"] |= {"top1": metrics.top1}
     write_weights(folder.path, weights, job.start.arch, **described)
     if isinstance(predictions, NumberPredictions):

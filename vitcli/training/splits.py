@@ -161,13 +161,13 @@ def hold_out(train: Split, recipe: Recipe) -> tuple[Split, Split | None]:
     has_probe = recipe.model.head == PROBE
     if not (has_probe or recipe.train.patience):
         return train, None
-    if has_probe and (train.has_several_labels or train.has_numbers):
+    if has_probe and (train.is_multilabel or train.has_numbers):
         raise VitError(
             "the closed form of a probe head predicts one class per image",
             where="recipe key model.head",
             fix="--set model.head=zero",
         )
-    has_classes = not (train.is_large or train.has_several_labels or train.has_numbers)
+    has_classes = not (train.is_large or train.is_multilabel or train.has_numbers)
     if has_classes and np.bincount(train.read_labels()).max() < 2:
         raise VitError(
             f"every class of {train.name} has a single image, so no dev split can be held out",
@@ -180,7 +180,7 @@ def hold_out(train: Split, recipe: Recipe) -> tuple[Split, Split | None]:
 
 def choosing_split(recipe: Recipe, train: Split, scored: Split, kind: Callable[..., DataSet]) -> Split | None:
     """Return the images to choose thresholds of several labels by; None for other runs, and without any."""
-    if recipe.objective.loss != "sigmoid" or not train.has_several_labels or train.is_large:
+    if recipe.objective.loss != "sigmoid" or not train.is_multilabel or train.is_large:
         return None
     return _scored_or_validation(recipe, scored, kind)
 
@@ -211,7 +211,7 @@ def calibration_split(
 def gives_one_class(recipe: Recipe, train: Split) -> bool:
     """Return whether a run trains a network to give an image one of several classes, known beforehand."""
     gives_classes = recipe.objective.loss in ("softmax", "sigmoid")
-    is_known = not (train.is_large or train.has_several_labels or train.has_numbers)
+    is_known = not (train.is_large or train.is_multilabel or train.has_numbers)
     return gives_classes and is_known and train.num_classes > 1
 
 
@@ -238,7 +238,7 @@ def open_probe(recipe: Recipe, kind: Callable[..., DataSet]) -> tuple[Split, Spl
 
 def check_labels(train_split: Split, recipe: Recipe) -> None:
     """Refuse the softmax for images with several labels: it predicts a single class."""
-    if recipe.objective.loss != "softmax" or not len(train_split) or not train_split.has_several_labels:
+    if recipe.objective.loss != "softmax" or not len(train_split) or not train_split.is_multilabel:
         return
     raise VitError(
         f"the images of {train_split.name} have several labels each, and the softmax predicts one",

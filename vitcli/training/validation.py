@@ -17,15 +17,15 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import preprocessing_of
 from vitcli.distributed import fsdp, launch
 from vitcli.errors import NotFiniteError
-from vitcli.evaluation import inference, masked_patch, regression, several_labels
+from vitcli.evaluation import inference, masked_patch, multilabel, regression
 from vitcli.evaluation.calibration.out_of_distribution import WEAK
 from vitcli.evaluation.calibration.stored import Calibration
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.metrics import Metrics, PatchMetrics, metrics_of
+from vitcli.evaluation.multilabel import Multilabel, MultilabelMetrics
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.regression import NumberPredictions, RegressionMetrics
 from vitcli.evaluation.setup import settings_of_run
-from vitcli.evaluation.several_labels import SeveralLabels, SeveralLabelsMetrics
 from vitcli.features import draws as features_draws
 from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
@@ -45,7 +45,7 @@ TIMED_BATCHES = 2
 PROBE_SEEDS = (0, 1, 2)  # as the authors' evaluator draws
 NUM_PATCH_ROWS = 4
 MOST_PREDICTIONS = 1_000_000  # rows whose predictions are kept
-AnyMetrics = Metrics | PatchMetrics | RegressionMetrics | SeveralLabelsMetrics
+AnyMetrics = Metrics | PatchMetrics | RegressionMetrics | MultilabelMetrics
 
 
 class PeriodicEvaluation:
@@ -192,15 +192,15 @@ class PeriodicEvaluation:
                 numbers, skipped = regression.predict_numbers(*arguments, target=target)
             return regression.metrics_of(numbers, target), skipped, numbers
         has_none = self.job.recipe.objective.loss == "masked_patch" or len(split) > MOST_PREDICTIONS
-        if has_none or (split.has_several_labels and split.is_large):
+        if has_none or (split.is_multilabel and split.is_large):
             return *self.evaluate(), None
         predictions, skipped = self._predictions_of(split)
         if gives_several_labels(self.job.recipe.objective, self.job.splits.train):
-            return several_labels.metrics_of_several(predictions), skipped, predictions
+            return multilabel.multilabel_metrics(predictions), skipped, predictions
         ranks_N, losses_N = map(torch.from_numpy, (predictions.ranks_N, predictions.losses_N))
         return metrics_of(ranks_N, losses_N), skipped, predictions
 
-    def choose_thresholds(self, predictions: Predictions | None) -> SeveralLabels | None:
+    def choose_thresholds(self, predictions: Predictions | None) -> Multilabel | None:
         """Return the thresholds of a run of several labels, by the job's images to choose by; None of others.
 
         Args:
@@ -209,12 +209,12 @@ class PeriodicEvaluation:
         job, split = self.job, self.job.splits.thresholds
         if not gives_several_labels(job.recipe.objective, job.splits.train):
             return None
-        even = SeveralLabels((several_labels.EVEN,) * job.start.arch.num_classes)
+        even = Multilabel((multilabel.EVEN,) * job.start.arch.num_classes)
         if split is None or predictions is None or predictions.logits_NK is None:
             return even
         if split is not job.splits.eval:
             predictions, _ = self._predictions_of(split)
-        return several_labels.choose(predictions, split)
+        return multilabel.choose(predictions, split)
 
     def calibrate(self, *, is_probe: bool) -> Calibration | None:
         """Return the calibration of the network that is delivered; None where nothing can be said.

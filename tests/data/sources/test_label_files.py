@@ -350,7 +350,7 @@ def test_several_labels_are_read_in_every_form(sixty, name):
     text(sixty / f"labels{suffix}", content)
     split = DataSet(str(sixty / f"labels{suffix}")).open("train")
 
-    assert split.has_several_labels and split.class_names == ("a", "b", "c")
+    assert split.is_multilabel and split.class_names == ("a", "b", "c")
     assert split.read_labels().tolist() == [[0, 1], [2, -1], [0, -1]]
     assert [split.read_row(row)[1] for row in range(3)] == [(0, 1), (2,), (0,)]
 
@@ -367,7 +367,7 @@ def test_columns_of_0_and_1_with_a_single_1_are_one_class_each(sixty):
     text(sixty / "labels.csv", "file,z,a\n0.png,1.0,0.0\n1.png,0.0,1.0\n")
     split = DataSet(str(sixty / "labels.csv")).open("train")
 
-    assert not split.has_several_labels and split.class_names == ("z", "a")
+    assert not split.is_multilabel and split.class_names == ("z", "a")
     assert split.read_labels().tolist() == [0, 1]
 
 

@@ -105,7 +105,7 @@ def test_the_rule_of_classes_is_that_of_the_loss_and_else_that_of_drawing(weight
 
 @pytest.mark.parametrize(
     ("changes", "what"),
-    [({"has_several_labels": True}, "have several labels each"), ({"is_large": True}, "order of its shards")],
+    [({"is_multilabel": True}, "have several labels each"), ({"is_large": True}, "order of its shards")],
 )
 @pytest.mark.parametrize("key", ["data.sampling", "objective.class_weights"])
 def test_labels_that_cannot_be_counted_are_refused_before_anything_is_read(changes, what, key):
@@ -116,7 +116,7 @@ def test_labels_that_cannot_be_counted_are_refused_before_anything_is_read(chang
         def read_labels(self):
             raise AssertionError("it would take long")
 
-    split = Unread(**{"name": "shards", "has_several_labels": False, "is_large": False} | changes)
+    split = Unread(**{"name": "shards", "is_multilabel": False, "is_large": False} | changes)
     values = {"data.sampling": "uniform", "objective.class_weights": "none"}
     recipes = [
         SimpleNamespace(

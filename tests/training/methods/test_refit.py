@@ -123,7 +123,7 @@ def test_images_of_a_single_class_have_no_closed_form(rows, is_fitted):
     assert (head is not None) is is_fitted
 
 
-@pytest.mark.parametrize("kind", ["has_several_labels", "has_numbers"])
+@pytest.mark.parametrize("kind", ["is_multilabel", "has_numbers"])
 def test_images_of_no_single_class_are_refused(photos, kind):
     given = {"data.dataset": str(photos), "model.ckpt": "demo"}
     recipe = recipes.load("finetune/default", ["model.head=refit"], given)

@@ -67,7 +67,7 @@ def cut_dev(
             shuffle of the row numbers.
         was_trained_N: rows whose groups are held out only where there are no others, (N,) bool.
     """
-    has_classes = not (train.has_several_labels or train.has_numbers)
+    has_classes = not (train.is_multilabel or train.has_numbers)
     is_stratified = stratified and has_classes and not train.is_large
     if train.grouping:
         rest, dev = _cut_groups(train, dev_fraction, is_stratified, order_N, was_trained_N)

@@ -91,7 +91,7 @@ def open_shards(
         read_row=shards.read_row,
         read_labels=shards.read_labels,
         where_is=shards.where_is,
-        has_several_labels=columns.has_many,
+        is_multilabel=columns.has_many,
         block_starts=np.array(shards.block_starts),
         identity=shards.fingerprint(),
         source_files=shards.source_files(contents),

@@ -43,7 +43,7 @@ from vitcli.training.many_runs.average_inputs import (
     in_classes_of,
     open_named_dev,
     read_runs,
-    refuse_several_labels,
+    refuse_multilabel,
     refuse_without_dev,
     usable_dev,
     with_data,
@@ -137,7 +137,7 @@ def average(places: Sequence[str], options: AverageOptions) -> dict[str, Any]:
     # The data are opened before the processes join: a long download would time out in a collective.
     data = RunData(starts_of(recipe), quiet=True)
     _, reported = data.train_and_eval(recipe)
-    refuse_several_labels([reported])
+    refuse_multilabel([reported])
     dev = None
     if options.split:
         dev = open_named_dev(recipe, options.split, runs)

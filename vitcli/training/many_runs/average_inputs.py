@@ -260,9 +260,9 @@ def refuse_to_average(command: str, recipe: Recipe, options: RunOptions) -> None
         raise VitError(what, where=f"--shard with {where}", fix="drop one of the two")
 
 
-def refuse_several_labels(splits: Sequence[Split]) -> None:
+def refuse_multilabel(splits: Sequence[Split]) -> None:
     """Refuse images with several labels each, of which no image is simply right, as the paired test asks."""
-    if any(split.has_several_labels for split in splits):
+    if any(split.is_multilabel for split in splits):
         raise DataError(
             "averages are compared by which images they have right, and these have several labels each",
             where=f"{splits[0].name}; recipe key train.average_runs, or vit average",

@@ -88,7 +88,7 @@ class CrossValidation:
     def _folded(self) -> FoldedSplit:
         settings = self.recipe.data, self.recipe.train.folds
         folded = dataset.open_folds(*settings, seed=self.recipe.train.seed, kind=self.shared.data.kind)
-        if folded.train.has_several_labels:
+        if folded.train.is_multilabel:
             raise VitError(
                 f"folds are scored by top-1, and the images of {folded.train.name} have several labels each",
                 where="--folds (recipe key train.folds)",
@@ -179,7 +179,7 @@ class CrossValidation:
         Their difference is what a random split flatters by. None without groups.
         """
         folded = self._folded
-        if folded.random_folds_N is None or folded.train.has_several_labels:
+        if folded.random_folds_N is None or folded.train.is_multilabel:
             return None
         _, recipe = recipes.trials(self._final_recipe())[0]
         start = initial_model(self.shared.make_model, recipe, folded.train)

@@ -26,7 +26,7 @@ from vitcli.output.text import count_of, first_few
 from vitcli.recipe import Recipe, auto
 from vitcli.training.many_runs import parallel_runs, sweep_results
 from vitcli.training.many_runs.average import average_of_sweep
-from vitcli.training.many_runs.average_inputs import refuse_several_labels, refuse_to_average
+from vitcli.training.many_runs.average_inputs import refuse_multilabel, refuse_to_average
 from vitcli.training.many_runs.runs import ManyRuns, SharedParts, Stage
 from vitcli.training.many_runs.sweep_results import Trial
 from vitcli.training.run import run as run_job
@@ -99,8 +99,8 @@ def settle_size(recipe: Recipe, data: RunData, *, plan_only: bool) -> Recipe:
         counts = [len(train) // max(1, train.num_classes)]
     else:
         counts = np.bincount(labels[labels >= 0], minlength=train.num_classes).tolist()
-    several = train.has_several_labels
-    return auto.choose(recipe, counts, has_several_labels=several, is_large=train.is_large)
+    several = train.is_multilabel
+    return auto.choose(recipe, counts, is_multilabel=several, is_large=train.is_large)
 
 
 class Sweep:
@@ -124,7 +124,7 @@ class Sweep:
     def run(self) -> dict[str, Any]:
         """Make all runs, write the folder of the sweep and return its summary."""
         if self._is_averaged:
-            refuse_several_labels(self.shared.data.train_and_eval(self._final_recipe({}, 0)))
+            refuse_multilabel(self.shared.data.train_and_eval(self._final_recipe({}, 0)))
         with self.runs.opened() as path:
             self._note_beginning(path)
             # Select on the dev split.

@@ -24,7 +24,7 @@ def check_imbalance(train_split: Split, recipe: Recipe) -> None:
         if value in ("uniform", "none") or not len(train_split):
             continue
         where, fix = f"recipe key {key} = {value}", f"--set {key}={'none' if 'weights' in key else 'uniform'}"
-        if train_split.has_several_labels:
+        if train_split.is_multilabel:
             problem = f"the images of {train_split.name} have several labels each, so they belong to no class"
             raise VitError(problem, where=where, fix=fix)
         if train_split.is_large:

@@ -61,7 +61,7 @@ def check_refit(train: Split, recipe: Recipe) -> None:
     Raises:
         VitError: images have several labels or numbers.
     """
-    if recipe.model.head != REFIT or not (train.has_several_labels or train.has_numbers):
+    if recipe.model.head != REFIT or not (train.is_multilabel or train.has_numbers):
         return
     raise VitError(
         f"the closed form of a refitted head predicts one class, and {train.name} has not one per image",

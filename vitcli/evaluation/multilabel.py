@@ -1,4 +1,4 @@
-"""Several labels an image: average precision of each class, and the threshold from which it is given.
+"""Several labels per image: average precision of each class, and the threshold from which it is given.
 
 Letters: N rows, K classes.
 """
@@ -13,12 +13,14 @@ import torch
 from torch import nn
 
 from vitcli.data.split import Split
+from vitcli.data.task import Task
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import WeightsError
 from vitcli.evaluation import inference
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.metrics import metrics_of
 from vitcli.evaluation.predictions import Predictions
+from vitcli.evaluation.regression import target_of
 from vitcli.evaluation.statistics import SEED
 
 KEY = "several_labels"  # of the metadata of weights
@@ -26,8 +28,8 @@ EVEN = 0.5  # the threshold of a class that no image to choose by has
 
 
 @dataclass(frozen=True)
-class SeveralLabels:
-    """What is stored with weights that give an image several labels.
+class Multilabel:
+    """What is stored with weights that give several labels per image.
 
     Attributes:
         thresholds: of each class the probability from which it is given.
@@ -44,8 +46,8 @@ class SeveralLabels:
         return {KEY: {**asdict(self), "thresholds": list(self.thresholds)}}
 
 
-def several_labels_of(metadata: Mapping[str, Any], num_classes: int) -> SeveralLabels | None:
-    """Return the thresholds of weights with this metadata; None if they give an image one label.
+def multilabel_of(metadata: Mapping[str, Any], num_classes: int) -> Multilabel | None:
+    """Return the thresholds of weights with this metadata; None if they give one label per image.
 
     Raises:
         WeightsError: the stored ones are no probabilities, or of another number of classes.
@@ -63,11 +65,18 @@ def several_labels_of(metadata: Mapping[str, Any], num_classes: int) -> SeveralL
         )
     about = (stored.get(key) for key in ("chosen_on", "fingerprint"))
     about = (value if isinstance(value, str) else None for value in about)
-    return SeveralLabels(tuple(map(float, values)), *about)
+    return Multilabel(tuple(map(float, values)), *about)
+
+
+def task_of(metadata: Mapping[str, Any], num_classes: int) -> Task:
+    """Return what weights with this metadata predict."""
+    if target_of(metadata):
+        return Task.NUMBER
+    return Task.MULTILABEL if multilabel_of(metadata, num_classes) else Task.ONE_CLASS
 
 
 @dataclass(frozen=True)
-class SeveralLabelsMetrics:
+class MultilabelMetrics:
     """Metrics of a split whose images have several labels.
 
     Attributes:
@@ -88,17 +97,17 @@ def score(
     split: Split,
     preprocessing: Preprocessing,
     settings: EvalSettings,
-) -> tuple[SeveralLabelsMetrics, list[str]]:
+) -> tuple[MultilabelMetrics, list[str]]:
     """Return the metrics of a split; arguments and exceptions are those of `inference.evaluate`."""
     arguments = model, split, preprocessing, settings
     predictions, skipped = inference.predict_split(*arguments, num_classes=split.num_classes, project=None)
-    return metrics_of_several(predictions), skipped
+    return multilabel_metrics(predictions), skipped
 
 
-def metrics_of_several(predictions: Predictions) -> SeveralLabelsMetrics:
+def multilabel_metrics(predictions: Predictions) -> MultilabelMetrics:
     """Return the metrics of the predictions of a split."""
     totals = metrics_of(*map(torch.from_numpy, (predictions.ranks_N, predictions.losses_N)))
-    return SeveralLabelsMetrics(
+    return MultilabelMetrics(
         mean_ap=None
         if predictions.logits_NK is None
         else mean_average_precision(predictions.logits_NK, hot_of(predictions)),
@@ -199,15 +208,15 @@ def given_by_other_half(probabilities_NK: np.ndarray, hot_NK: np.ndarray, *, see
     return given_NK
 
 
-def choose(predictions: Predictions, split: Split) -> SeveralLabels:
+def choose(predictions: Predictions, split: Split) -> Multilabel:
     """Return the thresholds that are best on the predictions of a split."""
     thresholds = best_thresholds(probabilities_of(predictions.logits_NK), hot_of(predictions))
-    return SeveralLabels(tuple(thresholds.tolist()), split.name, split.fingerprint)
+    return Multilabel(tuple(thresholds.tolist()), split.name, split.fingerprint)
 
 
 def results_of(
     predictions: Predictions,
-    stored: SeveralLabels | None,
+    stored: Multilabel | None,
     class_names: Sequence[str],
     *,
     fingerprint: str,
