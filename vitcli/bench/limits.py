@@ -43,7 +43,7 @@ def linear_shapes(arch: Architecture, batch_size: int, device_type: str) -> Shap
 
     def note(module: nn.Linear, inputs: tuple, output: torch.Tensor) -> None:
         rows = output.numel() // module.out_features
-        if rows > batch_size:  # the head has one row an image
+        if rows > batch_size:  # the head has one row per image
             shapes[rows, module.in_features, module.out_features] += 1
 
     with torch.device("meta"), torch.no_grad():

@@ -20,7 +20,7 @@ def _data(result: Mapping[str, Any]) -> str:
     rows = [
         ("first epoch", _speed(result, result)),
         ("later ones", f"{second['images_per_s']:,.0f} images/s, decoded images in memory" if second else ""),
-        ("CPU time", f"{1e3 * result['cpu_s_per_image']:.2f} ms an image" + _later_cpu(second)),
+        ("CPU time", f"{1e3 * result['cpu_s_per_image']:.2f} ms per image" + _later_cpu(second)),
         ("decoding", f"{result['decode']['images_per_s']:,.0f} images/s alone, with {_threads(result)}"),
         ("memory", _memory(result)),
         *_compared_data(compare),
@@ -58,7 +58,7 @@ def _train(result: Mapping[str, Any]) -> str:
         ("step", f"{step}; {result['overhead_fraction']:.1%} outside forward, backward, optimizer"),
         ("limit", _limit(result)),
         ("data wait", f"{result['data_wait_fraction']:.1%} of the time"),
-        ("CPU time", f"{1e3 * result['cpu_s_per_image']:.2f} ms an image"),
+        ("CPU time", f"{1e3 * result['cpu_s_per_image']:.2f} ms per image"),
         ("memory", _memory(result)),
         *_compared(result["compare"]),
         *([("differs", result["compare"]["differences"])] if result["compare"] else []),

@@ -39,7 +39,7 @@ Images = Annotated[str, option("--dataset", DATA,
 
 @dataclass(frozen=True)
 class LapOptions:
-    """How long to measure, and against whom."""
+    """How long to measure and against whom, and the recipe whose work it is."""
 
     steps: Annotated[int | None, option("--steps", RUN,
         "Batches of a lap (default: as many as take two seconds).", "N", min=1)] = None
@@ -49,6 +49,8 @@ class LapOptions:
         "timm: also time timm's own loader, step or loop, alternating (default: none).",
         "PEER")] = None
     workers: options.Workers = None
+    recipe: options.RecipeName = None
+    set_: options.Set = None
 
     def bench_options(self, printing: Printing, **more: Any):
         """Return the BenchOptions of a benchmark."""
@@ -58,6 +60,26 @@ class LapOptions:
             steps=self.steps, repeats=self.repeats, compare=self.compare, workers=self.workers,
             quiet=printing.quiet, **more,
         )
+
+    def load(self, keys: dict[str, Any], *, training: bool, default: str = "finetune/default"):
+        """Load the recipe; mistakes are reported before torch is loaded."""
+        from vitcli import recipe as recipes
+
+        name = keys["data.dataset"]
+        if name == "":
+            raise typer.BadParameter("the value is empty", param_hint="--dataset")
+        if name != SYNTHETIC:
+            inputs.check_dataset(name)
+        return recipes.load(self.recipe or default, self.set_ or (), keys, training=training)
+
+    def network(self, ckpt: str | None, model: str | None) -> dict[str, Any]:
+        """Return the keys of the network: without a recipe or a checkpoint, fresh weights."""
+        if ckpt is None and self.recipe is not None:
+            return {"model.name": model}
+        if ckpt is None:
+            return {"model.ckpt": "random", "model.name": model or MODEL_NAME}
+        inputs.check_ckpt(ckpt)
+        return {"model.ckpt": ckpt, "model.name": model}
 
 
 @command(app, example="vit bench data --dataset photos/ --res 224 --compare timm")
@@ -72,8 +94,6 @@ def data(
         "Measure the preprocessing of evaluation (default: the augmentation of training).")] = False,
     batch_size: options.BatchSize = None,
     laps: LapOptions,
-    recipe: options.RecipeName = None,
-    set_: options.Set = None,
     printing: Printing,
 ) -> int:  # fmt: skip
     """Measure how fast images become batches.
@@ -81,7 +101,7 @@ def data(
     Cold and from the second epoch on, beside decoding alone.
     """
     keys = {"data.dataset": dataset, "data.image_size": res, "model.ckpt": "random", "model.name": MODEL_NAME}
-    loaded = _load(recipe, set_, keys | _sizes(batch_size), training=not eval_)
+    loaded = laps.load(keys | {"train.batch_size": batch_size}, training=not eval_)
     launch(None, "cpu")
     from vitcli.bench.data import measure_data
 
@@ -107,8 +127,6 @@ def train(
         "Decode all images before the first lap, as from the second epoch on (default: decode each time).")]
         = False,
     laps: LapOptions,
-    recipe: options.RecipeName = None,
-    set_: options.Set = None,
     printing: Printing,
 ) -> int:  # fmt: skip
     """Measure the training step of a recipe.
@@ -117,8 +135,8 @@ def train(
     ViT-Ti/16 on images of noise.
     """
     keys = {"data.dataset": dataset, "data.image_size": res, "precision.compute": precision}
-    keys |= _network(recipe, ckpt, model) | _sizes(batch_size)
-    loaded = _load(recipe, set_, keys, training=True)
+    keys |= laps.network(ckpt, model) | {"train.batch_size": batch_size}
+    loaded = laps.load(keys, training=True)
     launch(None, device)
     from vitcli.bench.train import measure_train
 
@@ -150,8 +168,6 @@ def infer(
     largest_batch: Annotated[bool, option("--largest-batch", RUN,
         "Also find the largest batch that fits into a GPU's memory, by trying.")] = False,
     laps: LapOptions,
-    recipe: options.RecipeName = None,
-    set_: options.Set = None,
     out: Annotated[Path | None, option("--out", RUN,
         "Folder for benchmark.json and the figure (default: write none).", "FOLDER")] = None,
     overwrite: options.Overwrite = False,
@@ -169,7 +185,7 @@ def infer(
         raise VitError("a checkpoint is of one network", where="--ckpt and --models", fix="name one of them")
     keys = {"data.dataset": dataset, "precision.compute": precision, "eval.batch_size": batch_size}
     loaded = [
-        _load(recipe, set_, keys | _network(recipe, ckpt, name), training=False, default="evaluate/default")
+        laps.load(keys | laps.network(ckpt, name), training=False, default="evaluate/default")
         for name in names
     ]
     launch(None, device)
@@ -178,39 +194,6 @@ def infer(
     settings = laps.bench_options(printing, out=out, overwrite=overwrite)
     return _show(measure_infer(loaded, settings, sides=sides, largest_batch=largest_batch), printing)
 # fmt: on
-
-
-def _network(recipe: str | None, ckpt: str | None, model: str | None) -> dict[str, Any]:
-    """Return the keys of the network: without a recipe or a checkpoint, fresh weights."""
-    if ckpt is None and recipe is not None:
-        return {"model.name": model}
-    if ckpt is None:
-        return {"model.ckpt": "random", "model.name": model or MODEL_NAME}
-    inputs.check_ckpt(ckpt)
-    return {"model.ckpt": ckpt, "model.name": model}
-
-
-def _sizes(batch_size: int | None) -> dict[str, Any]:
-    return {"train.batch_size": batch_size}
-
-
-def _load(
-    recipe: str | None,
-    set_: list[str] | None,
-    keys: dict[str, Any],
-    *,
-    training: bool,
-    default: str = "finetune/default",
-):
-    """Load the recipe; mistakes are reported before torch is loaded."""
-    from vitcli import recipe as recipes
-
-    name = keys["data.dataset"]
-    if name == "":
-        raise typer.BadParameter("the value is empty", param_hint="--dataset")
-    if name != SYNTHETIC:
-        inputs.check_dataset(name)
-    return recipes.load(recipe or default, set_ or (), keys, training=training)
 
 
 def _sides(res: str | None) -> tuple[int, ...]:

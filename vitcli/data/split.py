@@ -292,6 +292,11 @@ class Split:
         )
 
     @property
+    def readable_class_names(self) -> tuple[str, ...]:
+        """Return a name of each class to read: its own, or `class K`."""
+        return self.class_names or tuple(f"class {k}" for k in range(self.num_classes))
+
+    @property
     def task(self) -> Task:
         return Task.NUMBER if self.has_numbers else Task.MULTILABEL if self.is_multilabel else Task.ONE_CLASS
 
@@ -411,5 +416,5 @@ def classes_without(split: Split, train: Split) -> list[str]:
         np.bincount(labels[labels >= 0], minlength=train.num_classes)
         for labels in (train.read_labels(), split.read_labels())
     )
-    names = train.class_names or [f"class {label}" for label in range(train.num_classes)]
+    names = train.readable_class_names
     return [names[label] for label in np.flatnonzero((trained_K > 0) & (held_K == 0))]

@@ -206,9 +206,9 @@ def _check(options: EvaluateOptions, run: RunSettings, *, num_evaluations: int) 
     """Refuse contradictory options and unwritable output before anything is read."""
     # Options that need or exclude another.
     if options.real_index and not options.real:
-        raise VitError("no ReaL labels are named", where="--real-index", fix="--real real.json as well")
+        raise VitError("--real-index needs --real", where="--real-index", fix="--real real.json as well")
     if options.all_compete and not options.classes:
-        raise VitError("no class map is named", where="--all-compete", fix="--classes NAME as well")
+        raise VitError("--all-compete needs --classes", where="--all-compete", fix="--classes NAME as well")
     if options.real and options.classes:
         raise VitError(
             "ReaL labels cover all classes, a class map only some",

@@ -10,6 +10,7 @@ from vitcli.data import loader
 from vitcli.data.columns import PATHS
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
+from vitcli.errors import DataError
 from vitcli.evaluation.predictions import Predictions, most_confident_mistakes
 from vitcli.output.atomic import write_json
 from vitcli.output.html import thumbnail
@@ -51,6 +52,14 @@ def images_of(predictions: Predictions, split: Split, preprocessing: Preprocessi
     """Return the (H, W, 3) uint8 images of the mistakes as the network saw them, in their order."""
     rows = predictions.rows_N[most_confident_mistakes(predictions, MISTAKES_SHOWN)]
     return [preprocessing(loader.read_example(split, int(row))[0]) for row in rows]
+
+
+def thumbnail_of(split: Split, row: int) -> str:
+    """Return a small JPEG of a whole image in base64; "" of one that can no longer be read."""
+    try:
+        return thumbnail(loader.read_example(split, row)[0])
+    except DataError:
+        return ""
 
 
 def write_mistakes(folder: Path, mistakes: Sequence[dict[str, Any]], images: Sequence[np.ndarray]) -> None:

@@ -140,7 +140,6 @@ def write_predictions(
         rows_N: row of the data set of each prediction.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     labels, label_type = predictions.labels, pa.int64()
     if predictions.is_multilabel:
@@ -156,7 +155,15 @@ def write_predictions(
             "top_classes": pa.array(predictions.classes_NT.tolist(), pa.list_(pa.int64())),
             "top_probabilities": pa.array(predictions.probabilities_NT.tolist(), pa.list_(pa.float64())),
         }
-    ).replace_schema_metadata({KEY: json.dumps(about)})
+    )
+    write_table(path, table, about)
+
+
+def write_table(path: str, table: Any, about: dict[str, Any]) -> None:
+    """Write a pyarrow table with `about` in its metadata; equal tables give equal bytes."""
+    import pyarrow.parquet as pq
+
+    table = table.replace_schema_metadata({KEY: json.dumps(about)})
 
     def write(file: Path) -> None:
         with file.open("wb") as opened:  # pyarrow takes a name for an address, and expands a "~" in it

@@ -4,11 +4,9 @@ The network's one output is the number less the mean of those it was trained on,
 deviation; both are stored with its weights. Letters: N rows, B batch, R bootstrap resamples.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +19,10 @@ from vitcli.data.transforms import Preprocessing
 from vitcli.errors import WeightsError
 from vitcli.evaluation import inference
 from vitcli.evaluation.inference import EvalSettings
+from vitcli.evaluation.predictions import write_table
 from vitcli.evaluation.statistics import SEED, TAILS
-from vitcli.output import atomic
 
 KEY = "target"  # of the metadata of weights
-FILE_KEY = b"vit"
 RESAMPLES, MOST_DRAWS = 2_000, 100_000_000  # of a bootstrap; of many rows there are fewer resamples
 FEWEST_RESAMPLES, ROWS_AT_A_TIME = 200, 2_000_000
 
@@ -202,7 +199,6 @@ def write_numbers(
         rows_N: row of the data set of each prediction.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     columns = {
         "row": pa.array(rows_N, pa.int64()),
@@ -210,10 +206,4 @@ def write_numbers(
         "target": pa.array(predictions.targets_N, pa.float64()),
         "prediction": pa.array(predictions.values_N, pa.float64()),
     }
-    table = pa.table(columns).replace_schema_metadata({FILE_KEY: json.dumps(about)})
-
-    def write(file: Path) -> None:
-        with file.open("wb") as opened:  # pyarrow takes a name for an address, and expands a "~" in it
-            pq.write_table(table, opened, compression="zstd")
-
-    atomic.replace_file(Path(path), write)
+    write_table(path, pa.table(columns), about)

@@ -52,7 +52,7 @@ from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import read_description
 from vitcli.weights.licences import is_non_commercial
 
-MOST_ROWS = 20_000  # of the training split; of more, so many are drawn at random
+MOST_ROWS = 20_000  # of the training split; of more, this many are drawn at random
 TABLE, FIGURE = "table.txt", "accuracy_by_speed"
 FOLDER = ResultFolder(
     "comparison",
@@ -249,7 +249,7 @@ def _problem(train: Split, recipe: Recipe, request: RecipeRequest, rows_N: np.nd
         raise DataError(
             "each class has a single image or group, so none can be left out",
             where=train.name,
-            fix="take two images of a class or more",
+            fix="take at least two images per class",
         )
     l2 = recipe.fewshot.l2 if "fewshot.l2" in request.given else "sweep"
     return LeftOutProblem(labels_N, groups_N, train.num_classes, SWEEP if l2 == "sweep" else (float(l2),))
@@ -417,7 +417,7 @@ def _seen_notes(backbones: Sequence[Backbone]) -> list[str]:
     """Note checkpoints that were trained on the images: to leave one out does not make it new to them."""
     seen = [(backbone.about["ckpt"], backbone.about["num_images_seen"]) for backbone in backbones]
     return [
-        f"{ckpt} was trained on {count:,} of these images, which flatters it: leave it out, or take others"
+        f"{ckpt} was trained on {count:,} of these images; its accuracy is biased"
         for ckpt, count in seen
         if count
     ]

@@ -152,7 +152,7 @@ def _labels_and_draws(
 ) -> tuple[np.ndarray, Draws]:
     """Return the labels of the training split, all classes present, and the draws from it."""
     labels_N, fewshot = train.read_labels(), recipe.fewshot
-    names, num_classes = _class_names(train), train.num_classes
+    names, num_classes = list(train.readable_class_names), train.num_classes
     counts_K = np.bincount(labels_N, minlength=num_classes)
     if num_classes == 1:
         problem = f"{train.name} has one class, so there is nothing to classify"
@@ -187,7 +187,7 @@ def _notes_on_test(test: Split, train: Split, weights: Weights, recipe: Recipe) 
 
 def _notes(train: Split, labels_N: np.ndarray, draws: Draws, recipe: Recipe) -> list[str]:
     """Note classes with fewer images than shots, and an l2 that one image per class cannot choose."""
-    notes, names, all_shots = [], _class_names(train), next(iter(draws.values()))
+    notes, names, all_shots = [], train.readable_class_names, next(iter(draws.values()))
     counts_K = np.bincount(labels_N, minlength=train.num_classes)
     for shots in all_shots:
         few = np.flatnonzero(counts_K < shots)
@@ -204,10 +204,6 @@ def _notes(train: Split, labels_N: np.ndarray, draws: Draws, recipe: Recipe) -> 
         default = f"{least_squares.DEFAULT_L2:g}"
         notes.append(f"l2 is {default} with one image per class, where none can be left out to choose it")
     return notes
-
-
-def _class_names(train: Split) -> list[str]:
-    return list(train.class_names or (f"class {label}" for label in range(train.num_classes)))
 
 
 def _drop_undecodable(draws: Draws, support: ExtractedFeatures, train: Split) -> Draws:

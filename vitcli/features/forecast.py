@@ -122,7 +122,7 @@ def check_enough(num_images: int, num_classes: int) -> None:
         raise DataError(
             f"{count} of {num_classes} classes are too few for a forecast",
             where="--forecast (fewshot.forecast)",
-            fix=f"it needs {LEAST_PER_CLASS} images a class in the mean",
+            fix=f"it needs {LEAST_PER_CLASS} images per class on average",
         )
 
 

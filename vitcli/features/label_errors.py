@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from vitcli import __version__
-from vitcli.data import dataset, loader
+from vitcli.data import dataset
 from vitcli.data.checks import check, findings
 from vitcli.data.checks.check import CheckOptions
 from vitcli.data.checks.near_duplicates import SplitName, index_to_train, open_splits
@@ -36,7 +36,7 @@ from vitcli.data.split import Split
 from vitcli.data.task import Task, check_supports
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.calibration.temperature import softmax_scale
-from vitcli.evaluation.mistakes import places_of
+from vitcli.evaluation.mistakes import places_of, thumbnail_of
 from vitcli.evaluation.setup import RunSettings, read_checkpoint
 from vitcli.features.draws import SWEEP
 from vitcli.features.extract import FeatureExtractor, extract, open_extractor
@@ -73,7 +73,7 @@ class LabelProbabilities:
         rows_N: all rows whose class has another row, or another group; the most suspicious first. Only these
             have a number.
         label_N: probability of the label of each of `rows_N`.
-        other_N: the likeliest of the other classes.
+        other_N: the most probable of the other classes.
         other_probability_N: its probability.
         margin_N: left-out score of the label minus the highest of another class, before calibration.
         num_named: how many of `rows_N`, from the first, are named as suspicious; none by features that do not
@@ -162,7 +162,7 @@ def _suspects(extractor: FeatureExtractor, split: Split) -> tuple[dict[str, Any]
     num_listed = min(len(found.rows_N), MOST_LISTED, max(found.num_named, LISTED))
     first = found.rows_N[:num_listed]
     nearest_MN = nearest_rows(features_ND, first, count=NUM_NEIGHBOURS, groups_N=groups_N)
-    names = split.class_names or tuple(f"class {label}" for label in range(split.num_classes))
+    names = split.readable_class_names
     places = places_of(split, rows_N)
     records = _records(found, rows_N, [names[label] for label in labels_N], names, places)
     listed = [
@@ -251,7 +251,7 @@ def by_left_out_scores(
     Args:
         l2, top1: of the solution, and its leave-one-out accuracy.
     """
-    # Probabilities, and how the label compares with the likeliest other class.
+    # Probabilities, and how the label compares with the top other class.
     scores_NK, log_NK = scores_NK.copy(), log_probabilities(scores_NK, labels_N)
     every = np.arange(len(rows_N))
     label_N, score_N = log_NK[every, labels_N].copy(), scores_NK[every, labels_N].copy()
@@ -376,10 +376,10 @@ def _row(split: Split, one: Mapping[str, Any], short: Mapping[str, str]) -> html
         f"others: {one['other']} ({one['other_probability']:.0%})",
         short[one["place"]],
     )
-    first = html.CaptionedImage(_jpeg(split, one["row"]), f"labelled {one['label']}", lines)
+    first = html.CaptionedImage(thumbnail_of(split, one["row"]), f"labelled {one['label']}", lines)
     like = [
         html.CaptionedImage(
-            _jpeg(split, each["row"]),
+            thumbnail_of(split, each["row"]),
             f"similar image, labelled {each['label']}",
             (each["label"], short[each["place"]]),
             is_marked=each["label"] != one["label"],
@@ -387,11 +387,3 @@ def _row(split: Split, one: Mapping[str, Any], short: Mapping[str, str]) -> html
         for each in one["neighbours"]
     ]
     return html.ImageRow(first, tuple(like))
-
-
-def _jpeg(split: Split, row: int) -> str:
-    """Return a small JPEG of a whole image in base64; "" of one that can no longer be read."""
-    try:
-        return html.thumbnail(loader.read_example(split, row)[0])
-    except DataError:
-        return ""

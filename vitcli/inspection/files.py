@@ -107,10 +107,10 @@ def figures_of(inspection: Inspection, *, width: float) -> dict[str, Figure]:
 def _prediction(prediction: Mapping[str, Any]) -> str:
     """Return the caption of an image: what was predicted, and the label, if it has one."""
     predicted, label = prediction["predicted"], prediction["label"]
-    likeliest = f"{predicted} {prediction['probability']:.0%}"
+    top = f"{predicted} {prediction['probability']:.0%}"
     if label is None:
-        return likeliest
-    return f"{likeliest}, right" if label == predicted else f"{likeliest}, label: {label}"
+        return top
+    return f"{top}, right" if label == predicted else f"{top}, label: {label}"
 
 
 def _save(folder: Path, drawn: Mapping[str, Figure]) -> None:

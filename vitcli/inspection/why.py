@@ -177,7 +177,7 @@ def of_fewshot(
     recipe = request.load(command="fewshot")
     weights = read_checkpoint(recipe, quiet=run.quiet)
     train, _ = _open(recipe, seed=0)
-    labels_N, names = train.read_labels(), _names(train)
+    labels_N, names = train.read_labels(), train.readable_class_names
     draws = read_draws(str(folder / run_folder.DRAWS), labels_N, list(names))
     seed, by_shots = min(draws.items())
     shots, rows_N = max(by_shots.items())
@@ -242,10 +242,6 @@ def _open(recipe: Recipe, *, seed: int) -> tuple[Split, Split]:
         raise VitError(what, where="--why", fix="leave --why out")
     check_supports("--why", train.task, name=train.name, kind=VitError)
     return train, test
-
-
-def _names(train: Split) -> tuple[str, ...]:
-    return train.class_names or tuple(f"class {label}" for label in range(train.num_classes))
 
 
 def _features(extractor: FeatureExtractor, train: Split, rows_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -331,7 +327,7 @@ def _explained(
         pixels: (H, W, C) uint8 of each prediction, as the network saw them.
     """
     model, preprocessing = network.model.cpu().requires_grad_(False), network.preprocessing
-    names = network.weights.class_names or _names(training.split)
+    names = network.weights.class_names or training.split.readable_class_names
     layout = probe_attention_layout(model, network.arch)
     layout = None if isinstance(layout, str) else layout  # without one grid of patches
     for prediction, image_HWC in zip(result["predictions"], pixels, strict=True):

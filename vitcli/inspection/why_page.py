@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from vitcli import __version__
-from vitcli.data import loader
 from vitcli.data.split import Split
-from vitcli.errors import DataError
+from vitcli.evaluation.mistakes import thumbnail_of
 from vitcli.evaluation.text import predictions_as_text
 from vitcli.inspection.analysis import attention_overlay
 from vitcli.output import html
@@ -85,7 +84,7 @@ def _row(
         others.append(html.CaptionedImage(shown, "patches that carry the answer", ("patches",)))
     others += [
         html.CaptionedImage(
-            _jpeg(split, reason["row"]),
+            thumbnail_of(split, reason["row"]),
             f"training image, labelled {reason['label']}",
             (reason["label"], f"adds {reason['influence']:+.3f}{_of_group(reason)}", short[reason["place"]]),
             is_marked=reason["label"] != first["class"],
@@ -133,11 +132,3 @@ def overlay(image_HWC: np.ndarray, patches: Sequence[Sequence[float]]) -> np.nda
     full = relevance_IJ.quantile(FULL_AT).clamp_min(1e-30)
     light_1IJ = DARKEST + (1 - DARKEST) * (relevance_IJ / full).clamp_max(1)[None]
     return attention_overlay(torch.from_numpy(image_HWC)[None], light_1IJ, full_at=1.0)[0].numpy()
-
-
-def _jpeg(split: Split, row: int) -> str:
-    """Return a small JPEG of a whole image in base64; "" of one that can no longer be read."""
-    try:
-        return html.thumbnail(loader.read_example(split, row)[0])
-    except DataError:
-        return ""

@@ -81,8 +81,7 @@ def read_labels(data: Data, split: str, num_images: int) -> tuple[SplitLabels | 
 
 
 def _labels_of(split: Split) -> SplitLabels:
-    names = split.class_names or tuple(f"class {label}" for label in range(split.num_classes))
-    return SplitLabels(tuple(names), split.read_labels(), split.has_numbers)
+    return SplitLabels(tuple(split.readable_class_names), split.read_labels(), split.has_numbers)
 
 
 def describe_labels(labels: SplitLabels | None) -> dict[str, Any] | None:
