@@ -11,7 +11,7 @@ OF_SCORES = {
             "MOST_SCALE, LEAST_SCALE = 1e1, 1e-3",
         ),
     },
-    ("vitcli/evaluation/findings.py", "tests/evaluation/test_findings.py"): {
+    ("vitcli/evaluation/diagnosis.py", "tests/evaluation/test_diagnosis.py"): {
         "half the median is few": ('row["num_train"] < FEW * middle', 'row["num_train"] <= FEW * middle'),
         "a larger side cuts patches": ("s % (patch_size or 1) == 0", "True"),
         "the side of an image is its longer one": ("sides.append(min(size))", "sides.append(max(size))"),

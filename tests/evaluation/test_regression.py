@@ -21,7 +21,7 @@ from vitcli.evaluation import regression
 from vitcli.evaluation.predict import _csv_rows
 from vitcli.evaluation.regression import (
     NumberPredictions,
-    Target,
+    RegressionTarget,
     details_of,
     intervals_of,
     metrics_of,
@@ -44,7 +44,7 @@ def test_errors_are_those_of_scikit_learn(seed):
     count, scale = int(rng.integers(2, 300)), 10 ** rng.uniform(-6, 9)
     targets = scale * (rng.normal(size=count) + rng.normal() * 100)
     numbers = predictions(targets, targets + scale * rng.normal(size=count))
-    metrics = metrics_of(numbers, Target("x", 3.0, scale))
+    metrics = metrics_of(numbers, RegressionTarget("x", 3.0, scale))
 
     pair = numbers.targets_N, numbers.values_N
     assert metrics.mae == pytest.approx(sklearn_metrics.mean_absolute_error(*pair), rel=1e-12)
@@ -55,7 +55,7 @@ def test_errors_are_those_of_scikit_learn(seed):
 
 
 def test_equal_numbers_have_no_r2():
-    assert metrics_of(predictions([2, 2], [1, 3]), Target("x", 0, 1)).r2 is None
+    assert metrics_of(predictions([2, 2], [1, 3]), RegressionTarget("x", 0, 1)).r2 is None
     assert "r2" not in intervals_of(predictions([2, 2], [1, 3]))
 
 
@@ -84,7 +84,7 @@ def test_intervals_are_quantiles_of_resampled_errors(monkeypatch, most_draws, re
 
 def test_the_loss_of_a_zero_head_is_1_and_its_prediction_the_mean():
     numbers = torch.tensor([1e9, 1e9 + 2, 1e9 + 4], dtype=torch.float64)  # more digits than float32 has
-    target = Target("x", 1e9 + 2, float(np.std(numbers.numpy())))
+    target = RegressionTarget("x", 1e9 + 2, float(np.std(numbers.numpy())))
     head = torch.nn.Linear(1, 1)
     torch.nn.init.zeros_(head.weight)
     torch.nn.init.zeros_(head.bias)
@@ -260,7 +260,7 @@ def _without(given: tuple, more: tuple) -> list:
 
 def test_the_scale_of_the_largest_numbers_is_read():
     stored = {"name": "x", "mean": -LARGEST_NUMBER, "std": LARGEST_NUMBER}
-    assert target_of({"target": stored}) == Target("x", -LARGEST_NUMBER, LARGEST_NUMBER)
+    assert target_of({"target": stored}) == RegressionTarget("x", -LARGEST_NUMBER, LARGEST_NUMBER)
     assert target_of({}) is None
 
 
@@ -289,7 +289,7 @@ def test_a_network_is_compared_with_always_the_mean_of_the_training_images():
     targets_N = np.array([30.0, 40.0])  # their own mean would be wrong by 5
     predictions = NumberPredictions(np.arange(2), targets_N, targets_N)
 
-    assert details_of(predictions, Target("age", mean=20.0, std=4.0))["mae_of_mean"] == 15.0
+    assert details_of(predictions, RegressionTarget("age", mean=20.0, std=4.0))["mae_of_mean"] == 15.0
 
 
 def test_the_file_of_predicted_numbers_has_them_as_they_are_in_order(tmp_path):

@@ -43,7 +43,7 @@ from vitcli.evaluation.predictions import (
     unique_names,
 )
 from vitcli.evaluation.real_labels import RealLabels
-from vitcli.evaluation.regression import NumberPredictions, Target, target_of
+from vitcli.evaluation.regression import NumberPredictions, RegressionTarget, target_of
 from vitcli.evaluation.setup import (
     RunSettings,
     eval_settings,
@@ -130,7 +130,7 @@ class EvalTask:
     real: RealLabels | None = None
     projection: Projection | None = None
     map_summary: dict[str, Any] = field(default_factory=dict)
-    target: Target | None = None
+    target: RegressionTarget | None = None
     thresholds: Multilabel | None = None
     calibration: Calibration | None = None
 
@@ -459,7 +459,9 @@ def _run_pass(
     }
 
 
-def _scores(predictions: Predictions | NumberPredictions, target: Target | None) -> dict[str, float | None]:
+def _scores(
+    predictions: Predictions | NumberPredictions, target: RegressionTarget | None
+) -> dict[str, float | None]:
     """Return accuracies and loss, or the errors of predicted numbers."""
     if target:
         return regression.scores_of(predictions, target)

@@ -110,7 +110,7 @@ def multilabel_metrics(predictions: Predictions) -> MultilabelMetrics:
     return MultilabelMetrics(
         mean_ap=None
         if predictions.logits_NK is None
-        else mean_average_precision(predictions.logits_NK, hot_of(predictions)),
+        else mean_average_precision(predictions.logits_NK, multi_hot(predictions)),
         top1=totals.top1,
         top5=totals.top5,
         loss=totals.loss,
@@ -118,7 +118,7 @@ def multilabel_metrics(predictions: Predictions) -> MultilabelMetrics:
     )
 
 
-def hot_of(predictions: Predictions) -> np.ndarray:
+def multi_hot(predictions: Predictions) -> np.ndarray:
     """Return which classes each row has, (N, K) bool."""
     hot_NK1 = np.zeros((len(predictions), predictions.logits_NK.shape[1] + 1), dtype=bool)
     np.put_along_axis(hot_NK1, predictions.labels, True, axis=1)  # -1, which pads, is the last column
@@ -210,7 +210,7 @@ def given_by_other_half(probabilities_NK: np.ndarray, hot_NK: np.ndarray, *, see
 
 def choose(predictions: Predictions, split: Split) -> Multilabel:
     """Return the thresholds that are best on the predictions of a split."""
-    thresholds = best_thresholds(probabilities_of(predictions.logits_NK), hot_of(predictions))
+    thresholds = best_thresholds(probabilities_of(predictions.logits_NK), multi_hot(predictions))
     return Multilabel(tuple(thresholds.tolist()), split.name, split.fingerprint)
 
 
@@ -227,7 +227,7 @@ def results_of(
         stored: the thresholds of the weights; None for weights without any.
         fingerprint: of the split. If the thresholds were chosen on it, F1 is by halves.
     """
-    hot_NK = hot_of(predictions)
+    hot_NK = multi_hot(predictions)
     counts_K, of_classes = hot_NK.sum(axis=0), average_precisions(predictions.logits_NK, hot_NK)
     per_label = {
         class_names[k]: {"num_examples": int(counts_K[k]), "ap": float(of_classes[k])}

@@ -23,7 +23,7 @@ from vitcli.evaluation.calibration.stored import Calibration, calibration_of
 from vitcli.evaluation.contact_sheet import ContactSheet
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.multilabel import Multilabel, multilabel_of, task_of
-from vitcli.evaluation.regression import Target
+from vitcli.evaluation.regression import RegressionTarget
 from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_for, read_checkpoint
 from vitcli.models import features
 from vitcli.models.architecture import Architecture
@@ -264,7 +264,7 @@ def _predictions(
     return predictions
 
 
-def _number(target: Target, outputs_1: Tensor) -> dict[str, Any]:
+def _number(target: RegressionTarget, outputs_1: Tensor) -> dict[str, Any]:
     return {"top": [], "value": float(target.numbers_of(outputs_1)[0])}
 
 

@@ -28,7 +28,7 @@ FEWEST_RESAMPLES, ROWS_AT_A_TIME = 200, 2_000_000
 
 
 @dataclass(frozen=True)
-class Target:
+class RegressionTarget:
     """What a network predicts: a number of this name, from outputs in standard deviations from the mean."""
 
     name: str
@@ -47,7 +47,7 @@ class Target:
         return {KEY: asdict(self)}
 
 
-def target_of(metadata: Mapping[str, Any]) -> Target | None:
+def target_of(metadata: Mapping[str, Any]) -> RegressionTarget | None:
     """Return what weights with this metadata predict; None if they are no regression.
 
     Raises:
@@ -65,7 +65,7 @@ def target_of(metadata: Mapping[str, Any]) -> Target | None:
             where=f"metadata, {KEY}",
             fix="use the weights as their run wrote them",
         )
-    return Target(values["name"], float(numbers[0]), float(numbers[1]))
+    return RegressionTarget(values["name"], float(numbers[0]), float(numbers[1]))
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def predict_numbers(
     preprocessing: Preprocessing,
     settings: EvalSettings,
     *,
-    target: Target,
+    target: RegressionTarget,
     is_mirrored: bool = False,
 ) -> tuple[NumberPredictions, list[str]]:
     """Return the predictions of a split, and the places of this process's undecodable images.
@@ -132,14 +132,19 @@ def predict_numbers(
 
 
 def score(
-    model: nn.Module, split: Split, preprocessing: Preprocessing, settings: EvalSettings, *, target: Target
+    model: nn.Module,
+    split: Split,
+    preprocessing: Preprocessing,
+    settings: EvalSettings,
+    *,
+    target: RegressionTarget,
 ) -> tuple[RegressionMetrics, list[str]]:
     """Return the errors on a split, with the arguments and the exceptions of `predict_numbers`."""
     predictions, skipped = predict_numbers(model, split, preprocessing, settings, target=target)
     return metrics_of(predictions, target), skipped
 
 
-def metrics_of(predictions: NumberPredictions, target: Target) -> RegressionMetrics:
+def metrics_of(predictions: NumberPredictions, target: RegressionTarget) -> RegressionMetrics:
     """Return the errors of predictions; sums are exact before they are rounded.
 
     R2 = 1 - sum (y - f)^2 / sum (y - mean y)^2
@@ -178,13 +183,13 @@ def intervals_of(predictions: NumberPredictions, *, seed: int = SEED) -> dict[st
     return {name: np.quantile(values_R, TAILS).tolist() for name, values_R in scores.items()}
 
 
-def scores_of(predictions: NumberPredictions, target: Target) -> dict[str, float | None]:
+def scores_of(predictions: NumberPredictions, target: RegressionTarget) -> dict[str, float | None]:
     """Return the errors as JSON has them."""
     metrics = asdict(metrics_of(predictions, target))
     return {name: value for name, value in metrics.items() if name != "num_examples"}
 
 
-def details_of(predictions: NumberPredictions, target: Target) -> dict[str, Any]:
+def details_of(predictions: NumberPredictions, target: RegressionTarget) -> dict[str, Any]:
     """Return what was predicted, the error of always its mean in training, and intervals of the errors."""
     of_mean = float(np.abs(predictions.targets_N - target.mean).mean())
     return {**target.as_metadata(), "mae_of_mean": of_mean, "intervals": intervals_of(predictions)}

@@ -19,7 +19,7 @@ from vitcli.evaluation import inference, multilabel, regression
 from vitcli.evaluation import masked_patch as patch_evaluation
 from vitcli.evaluation.metrics import Metrics, PatchMetrics
 from vitcli.evaluation.multilabel import MultilabelMetrics
-from vitcli.evaluation.regression import RegressionMetrics, Target
+from vitcli.evaluation.regression import RegressionMetrics, RegressionTarget
 from vitcli.models import masked_patch
 from vitcli.recipe.schema import Objective as ObjectiveSettings
 from vitcli.training.methods.regression import UNIT, squared_error, target_of_split
@@ -155,7 +155,7 @@ class TrainingTask:
     score: Callable[..., tuple[Any, list[str]]]
     line: Callable[[Any], str]
     published: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-    target: Target | None = None
+    target: RegressionTarget | None = None
 
 
 def training_task(

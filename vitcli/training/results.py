@@ -18,13 +18,13 @@ from vitcli.distributed import peers
 from vitcli.distributed.runtime import peak_memory_gib
 from vitcli.evaluation import mistakes, multilabel
 from vitcli.evaluation.calibration.stored import Calibration
-from vitcli.evaluation.findings import advice, findings, median_short_side
+from vitcli.evaluation.diagnosis import advice, findings, median_short_side
 from vitcli.evaluation.metrics import Metrics
 from vitcli.evaluation.multilabel import Multilabel, MultilabelMetrics
 from vitcli.evaluation.predictions import Predictions, unique_names, write_predictions
 from vitcli.evaluation.regression import (
     NumberPredictions,
-    Target,
+    RegressionTarget,
     intervals_of,
     write_numbers,
 )
@@ -187,7 +187,7 @@ def names_of_classes(job: TrainingJob) -> tuple[str, ...]:
     return unique_names(job.splits.train.class_names or numbered)
 
 
-def target_of_run(job: TrainingJob) -> Target | None:
+def target_of_run(job: TrainingJob) -> RegressionTarget | None:
     """Return what a regression predicts; None for other runs."""
     return training_task(job.recipe.objective, job.splits.train).target
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from vitcli.evaluation.findings import FOLDS_OPTION, NUM_FOLDS
+from vitcli.evaluation.diagnosis import FOLDS_OPTION, NUM_FOLDS
 from vitcli.evaluation.statistics import interval_of
 from vitcli.features.label_errors import LEAST_KNOWN
 from vitcli.output.document import simple_table

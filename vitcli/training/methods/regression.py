@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from vitcli.data.split import Split
 from vitcli.errors import DataError
-from vitcli.evaluation.regression import Target
+from vitcli.evaluation.regression import RegressionTarget
 
-UNIT = Target("number", 0.0, 1.0)  # where no image is read
+UNIT = RegressionTarget("number", 0.0, 1.0)  # where no image is read
 
 
-def target_of_split(train: Split) -> Target:
+def target_of_split(train: Split) -> RegressionTarget:
     """Return mean and standard deviation of the numbers of a training split.
 
     Raises:
@@ -28,10 +28,12 @@ def target_of_split(train: Split) -> Target:
             where=f"{train.name}, column {name}",
             fix="name a column whose numbers differ: --set data.label_column=NAME",
         )
-    return Target(name, mean, std)
+    return RegressionTarget(name, mean, std)
 
 
-def squared_error(model: nn.Module, images_BCHW: Tensor, numbers_B: Tensor, *, target: Target) -> Tensor:
+def squared_error(
+    model: nn.Module, images_BCHW: Tensor, numbers_B: Tensor, *, target: RegressionTarget
+) -> Tensor:
     """Return the mean squared error of the standardised numbers: 1 for always the mean."""
     outputs_B = model(images_BCHW)[:, 0].float()
     return torch.mean((outputs_B - target.standardised(numbers_B).float()) ** 2)

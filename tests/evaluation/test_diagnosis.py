@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vitcli.data.dataset import DataSet
-from vitcli.evaluation.findings import advice, findings, median_short_side
+from vitcli.evaluation.diagnosis import advice, findings, median_short_side
 from vitcli.evaluation.predictions import Predictions
 
 NAMES = ("ant", "bee", "cow", "dog")
