@@ -112,8 +112,10 @@ def open_task(name: str, args: argparse.Namespace) -> Task:
     recipe = request.load("fewshot/default", command="fewshot")
     splits = open_splits(recipe)
     extractor = open_extractor(read_checkpoint(recipe, quiet=True), recipe, request, RunSettings())
-    size = extractor.arch.image_size
-    extractor = replace(extractor, layout=layout_of(extractor.model, size, "all", ckpt=str(args.ckpt)))
+    size = extractor.network.arch.image_size
+    extractor = replace(
+        extractor, layout=layout_of(extractor.network.model, size, "all", ckpt=str(args.ckpt))
+    )
     features = tuple(extract_layers(extractor, split, np.arange(len(split))) for split in splits)
     labels_N = np.concatenate([split.read_labels() for split in splits])
     return Task(features, labels_N, splits[0].num_classes)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.data.test_loader import EVAL, noise
+from vitcli.evaluation.setup import LoadedNetwork
 from vitcli.features.extract import FeatureExtractor
 from vitcli.features.feature_store import name_of
 from vitcli.models.build import architecture
@@ -23,7 +24,7 @@ def extractor(
     settings = SimpleNamespace(precision=precision, device=torch.device(device))
     weights = SimpleNamespace(state={"head.weight": torch.full((2, 3), weight)})
     arch = architecture("ViT-demo/8", image_size=(side, side), num_classes=2)
-    return FeatureExtractor(recipe, weights, arch, None, pixels, "", settings)
+    return FeatureExtractor(recipe, LoadedNetwork(weights, arch, None, pixels, "", settings))
 
 
 def key(split=None, *, with_logits=False, **changes) -> str:

@@ -16,8 +16,8 @@ from tests.pages import assert_fetches_nothing
 from vitcli.data import loader
 from vitcli.data.dataset import DataSet
 from vitcli.errors import VitError
+from vitcli.evaluation import setup
 from vitcli.evaluation.predict import PredictOptions
-from vitcli.features import extract
 from vitcli.features.least_squares import solve
 from vitcli.inspection import why
 from vitcli.inspection.attention import attention_layers, probe_attention_layout, record_attention
@@ -295,7 +295,7 @@ def test_fifty_images_are_explained_and_one_more_is_refused(tmp_path):
 
 def test_a_network_is_built_once_and_each_image_is_decoded_once(home, images, monkeypatch):
     built, opened = [], []
-    load, read = extract.load_for_inference, loader.open_example
+    load, read = setup.load_for_inference, loader.open_example
 
     def counted_load(*words, **more):
         built.append(words)
@@ -305,8 +305,7 @@ def test_a_network_is_built_once_and_each_image_is_decoded_once(home, images, mo
         opened.append(split.where_is(row))
         return read(split, row, *more, **options)
 
-    monkeypatch.setattr(extract, "load_for_inference", counted_load)
-    monkeypatch.setattr("vitcli.evaluation.predict.load_for_inference", counted_load)
+    monkeypatch.setattr(setup, "load_for_inference", counted_load)
     monkeypatch.setattr(loader, "open_example", counted_read)
     for name in ("tuned", "fewshot"):
         built.clear(), opened.clear()

@@ -24,16 +24,14 @@ from vitcli.evaluation.contact_sheet import ContactSheet
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.multilabel import Multilabel, multilabel_of, task_of
 from vitcli.evaluation.regression import RegressionTarget
-from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_for, read_checkpoint
+from vitcli.evaluation.setup import LoadedNetwork, RunSettings, eval_settings, load_network, read_checkpoint
 from vitcli.models import features
-from vitcli.models.architecture import Architecture
 from vitcli.output.atomic import check_out, write_text
 from vitcli.output.text import count_of, csv_text, first_few, json_of
 from vitcli.recipe import Recipe, check_names_ckpt
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights import imagenet
 from vitcli.weights.io import Weights
-from vitcli.weights.load import load_for_inference
 
 CSV = ".csv"
 PAGE = ".html"
@@ -63,22 +61,6 @@ class PredictOptions:
     every: int | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class LoadedNetwork:
-    """A network on its device with what its answers depend on.
-
-    Attributes:
-        preprocessing_from: the origin of the preprocessing, in words.
-    """
-
-    weights: Weights
-    arch: Architecture
-    model: nn.Module
-    preprocessing: Preprocessing
-    preprocessing_from: str
-    settings: EvalSettings
-
-
 def predict(
     images: Sequence[str], request: RecipeRequest, run: RunSettings, options: PredictOptions
 ) -> dict[str, Any]:
@@ -99,12 +81,7 @@ def predict(
 
     # The network, at the resolution and with the preprocessing of its weights.
     settings = eval_settings(recipe, run)
-    weights = read_checkpoint(recipe, quiet=run.quiet)
-    preprocessing, origin = preprocessing_for(weights, recipe, request)
-    model, arch = load_for_inference(
-        weights, preprocessing.image_size, recipe.model.posemb_resample, settings.device, settings.progress
-    )
-    network = LoadedNetwork(weights, arch, model, preprocessing, origin, settings)
+    network = load_network(read_checkpoint(recipe, quiet=run.quiet), recipe, request, settings)
     return predict_with(network, split, recipe, run, options)
 
 

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
 from vitcli import recipe as recipes
 from vitcli.data import loader
@@ -18,6 +19,7 @@ from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.regression import target_of
+from vitcli.models.architecture import Architecture
 from vitcli.models.build import default_image_size
 from vitcli.output import run_folder
 from vitcli.output.profile import StepProfiler
@@ -30,6 +32,7 @@ from vitcli.recipe.validation import Problem, contradictions, report
 from vitcli.weights.describe import STORED, WeightsInfo
 from vitcli.weights.files import attribute_errors_to
 from vitcli.weights.io import Weights, read_description, read_weights
+from vitcli.weights.load import load_for_inference
 from vitcli.weights.names import FRESH
 
 Start = tuple[str, str | None]  # a checkpoint and the name of its network, as a recipe has them
@@ -56,6 +59,43 @@ class RunSettings:
     overwrite: bool = False
     profile: bool = False
     verbose: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedNetwork:
+    """A network on its device with what its answers depend on.
+
+    Attributes:
+        preprocessing_from: the origin of the preprocessing, in words.
+    """
+
+    weights: Weights
+    arch: Architecture
+    model: nn.Module
+    preprocessing: Preprocessing
+    preprocessing_from: str
+    settings: EvalSettings
+
+
+def load_network(
+    weights: Weights,
+    recipe: Recipe,
+    request: RecipeRequest,
+    settings: EvalSettings,
+    *,
+    needs_head: bool = True,
+) -> LoadedNetwork:
+    """Load weights onto the device, at the resolution and with the preprocessing that belong to them."""
+    preprocessing, origin = preprocessing_for(weights, recipe, request)
+    model, arch = load_for_inference(
+        weights,
+        preprocessing.image_size,
+        recipe.model.posemb_resample,
+        settings.device,
+        settings.progress,
+        needs_head=needs_head,
+    )
+    return LoadedNetwork(weights, arch, model, preprocessing, origin, settings)
 
 
 def preprocessing_for(weights: Weights, recipe: Recipe, request: RecipeRequest) -> tuple[Preprocessing, str]:

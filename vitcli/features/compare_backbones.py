@@ -280,12 +280,12 @@ def _backbone(
     layers: str | Sequence[int],
 ) -> Backbone:
     """Measure what a checkpoint costs, and extract its features of the training rows."""
-    arch, weights, ckpt = extractor.arch, extractor.weights, extractor.recipe.model.ckpt
-    layout = layout_of(extractor.model, arch.image_size, layers, ckpt=ckpt)
+    arch, weights, ckpt = extractor.network.arch, extractor.network.weights, extractor.recipe.model.ckpt
+    layout = layout_of(extractor.network.model, arch.image_size, layers, ckpt=ckpt)
     extractor = replace(extractor, layout=layout, images=images)
-    settings = extractor.settings
+    settings = extractor.network.settings
     settings.progress.detail(
-        f"{arch.name}: {extractor.preprocessing.summary()}, {extractor.preprocessing_from}"
+        f"{arch.name}: {extractor.network.preprocessing.summary()}, {extractor.network.preprocessing_from}"
     )
     speed = measure_speed(extractor) if settings.runtime.is_main else None
     features = extract_layers(extractor, train, rows_N)
@@ -293,9 +293,9 @@ def _backbone(
         "ckpt": ckpt,
         "model": arch.name,
         "numerics": weights.numerics,
-        "resolution": extractor.preprocessing.resolution,
-        "preprocessing": extractor.preprocessing.summary(),
-        "preprocessing_from": extractor.preprocessing_from,
+        "resolution": extractor.network.preprocessing.resolution,
+        "preprocessing": extractor.network.preprocessing.summary(),
+        "preprocessing_from": extractor.network.preprocessing_from,
         "num_layers": layout.num_layers,
         "params": num_params(arch.with_head(0)),
         "license": weights.licence,
@@ -437,7 +437,8 @@ def _tested(
     weights = read_checkpoint(backbone.recipe, quiet=True)
     silent = replace(settings, progress=Progress(quiet=True))  # the notes on the weights were shown
     extractor = open_extractor(weights, backbone.recipe, backbone.request, run, silent)
-    extractor = replace(extractor, layout=backbone.layout, settings=settings)
+    network = replace(extractor.network, settings=settings)
+    extractor = replace(extractor, network=network, layout=backbone.layout)
     tests = extract_layers(extractor, test, sampled_rows(len(test), MOST_ROWS))
     try:
         of_rows = problem.part(np.isin(rows_N, backbone.features.rows_N))
@@ -523,10 +524,10 @@ def measure_speed(extractor: FeatureExtractor) -> Speed:
     Other work on the machine only adds to a time: equal networks have nearly equal shortest ones.
     Decoding is not part of it: one decoded image serves all networks. Heads are not, either.
     """
-    model, settings, layout = extractor.model, extractor.settings, extractor.layout
+    model, settings, layout = extractor.network.model, extractor.network.settings, extractor.layout
     device = settings.device
     batch_size = min(settings.batch_size, MOST_BATCH.get(device.type, settings.batch_size))
-    shape = (batch_size, 3, *extractor.preprocessing.image_size)
+    shape = (batch_size, 3, *extractor.network.preprocessing.image_size)
     images_BCHW = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
     layers, elapsed_s = range(1, layout.num_layers + 1), defaultdict(list)
     began_at = 0.0

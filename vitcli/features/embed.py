@@ -40,11 +40,11 @@ def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool)
     weights = read_checkpoint(recipe, quiet=run.quiet)
     images = open_eval_split(recipe, split, weights, needs_labels=False)
     extractor = open_extractor(weights, recipe, request, run)
-    runtime = extractor.settings.runtime
+    runtime = extractor.network.settings.runtime
     for line in images.left_out.lines():  # the notes are in the result
-        extractor.settings.progress.note(line)
+        extractor.network.settings.progress.note(line)
     about_images = images.left_out.summary() | {"notes": list(images.notes)}
-    with_logits = logits and extractor.arch.num_classes > 0
+    with_logits = logits and extractor.network.arch.num_classes > 0
     metadata = _metadata(extractor, images, with_logits=with_logits)
 
     # A file of the same request stays as it is.
@@ -70,7 +70,7 @@ def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool)
     paths = json.dumps(_paths(images, recipe.data.dataset, rows_N), ensure_ascii=False)
     if len(paths.encode()) > MOST_BYTES_OF_PATHS:
         paths = json.dumps(None)
-        extractor.settings.progress.note(f"note: {len(rows_N):,} paths do not fit into the file")
+        extractor.network.settings.progress.note(f"note: {len(rows_N):,} paths do not fit into the file")
     has_labels = images.has_labels
     metadata |= {"skipped_images": json.dumps(computed.skipped), "paths": paths}
     metadata |= {"has_labels": json.dumps(has_labels)}
@@ -121,19 +121,19 @@ def _open_beside(folder: Path, about: dict[str, Any], num_rows: int) -> FeatureS
 
 def _metadata(extractor: FeatureExtractor, split: Split, *, with_logits: bool) -> dict[str, str]:
     """Return the metadata of the file, without skipped images; as text, JSON where it is not a string."""
-    recipe, weights = extractor.recipe, extractor.weights
+    recipe, weights = extractor.recipe, extractor.network.weights
     made_of = {k: v for k, v in extractor.about(split, with_logits=with_logits).items() if k != "device"}
     return {
         "format": "pt",
         "ckpt": str(recipe.model.ckpt),
         "weights": extractor.weights_digest,
-        "model": extractor.arch.name,
+        "model": extractor.network.arch.name,
         "numerics": weights.numerics,
-        "architecture": json.dumps(extractor.arch.as_dict()),
-        "preprocessing": json.dumps(extractor.preprocessing.as_dict()),
-        "pixels": f"{extractor.preprocessing.summary()}, {extractor.preprocessing_from}",
+        "architecture": json.dumps(extractor.network.arch.as_dict()),
+        "preprocessing": json.dumps(extractor.network.preprocessing.as_dict()),
+        "pixels": f"{extractor.network.preprocessing.summary()}, {extractor.network.preprocessing_from}",
         "layer": recipe.eval.layer,
-        "precision": extractor.settings.precision,
+        "precision": extractor.network.settings.precision,
         "dataset": str(recipe.data.dataset),
         "split": split.name,
         "data": split.fingerprint,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitcli.data.aliases import local_copy
 from vitcli.data.image_cache import ImageCache
@@ -22,16 +22,14 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, as_data_keys
 from vitcli.errors import DataError, Stopped
 from vitcli.evaluation.inference import EvalSettings, outputs_of, report_progress
-from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_for
+from vitcli.evaluation.setup import LoadedNetwork, RunSettings, eval_settings, load_network
 from vitcli.features.feature_store import FeatureStore, digest_of
 from vitcli.models import features
-from vitcli.models.architecture import Architecture
 from vitcli.models.blocks import LayerLayout, read_layers
 from vitcli.models.pos_embed import method_for
 from vitcli.recipe import Recipe
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
-from vitcli.weights.load import load_for_inference
 
 REVISION = 3  # raise it when features change that have the same key
 
@@ -42,34 +40,28 @@ class FeatureExtractor:
 
     Attributes:
         recipe: with the preprocessing that is used.
-        preprocessing_from: the origin of the preprocessing, in words.
         shown_notes: notes about the cache, so that each is shown once.
         layout: what is read of each layer, in place of eval.layer; None for that one.
         images: keeps decoded images for other networks of the command.
     """
 
     recipe: Recipe
-    weights: Weights
-    arch: Architecture
-    model: nn.Module
-    preprocessing: Preprocessing
-    preprocessing_from: str
-    settings: EvalSettings
+    network: LoadedNetwork
     shown_notes: set[str] = field(default_factory=set)
     layout: LayerLayout | None = None
     images: ImageCache | None = None
 
     @cached_property
     def weights_digest(self) -> str:
-        return digest_of(self.weights.state)
+        return digest_of(self.network.weights.state)
 
-    def network(self, *, with_logits: bool) -> Callable[[Tensor], Tensor]:
+    def outputs(self, *, with_logits: bool) -> Callable[[Tensor], Tensor]:
         """Return the function of images to outputs (B, O)."""
         if self.layout is not None:
             assert not with_logits, "layers are read without logits"
-            return partial(read_layers, self.model, layout=self.layout)
+            return partial(read_layers, self.network.model, layout=self.layout)
         layer = self.recipe.eval.layer
-        return partial(features.outputs, self.model, layer=layer, with_logits=with_logits)
+        return partial(features.outputs, self.network.model, layer=layer, with_logits=with_logits)
 
     def about(self, split: Split, *, with_logits: bool) -> dict[str, Any]:
         """Return everything the features of a split depend on, as JSON: the key of the cache."""
@@ -78,13 +70,13 @@ class FeatureExtractor:
         return {
             "revision": REVISION,
             "weights": self.weights_digest,
-            "architecture": self.arch.as_dict(),
-            "posemb_resample": method_for(self.arch, recipe.model.posemb_resample),
-            "preprocessing": self.preprocessing.as_dict(),
+            "architecture": self.network.arch.as_dict(),
+            "posemb_resample": method_for(self.network.arch, recipe.model.posemb_resample),
+            "preprocessing": self.network.preprocessing.as_dict(),
             "layer": recipe.eval.layer if layout is None else [layout.layers, layout.parts],
             "logits": with_logits,
-            "precision": self.settings.precision,
-            "device": self.settings.device.type,
+            "precision": self.network.settings.precision,
+            "device": self.network.settings.device.type,
             "data": split.fingerprint,
             "files": layouts.state_of(copy) if copy else None,
             "split": split.name.removeprefix(str(dataset)),
@@ -117,19 +109,9 @@ def open_extractor(
     settings: EvalSettings | None = None,
 ) -> FeatureExtractor:
     """Join the run's processes, unless it has `settings`, and load the network onto the device."""
-    settings = settings or eval_settings(recipe, run)
-    preprocessing, origin = preprocessing_for(weights, recipe, request)
-    model, arch = load_for_inference(
-        weights,
-        preprocessing.image_size,
-        recipe.model.posemb_resample,
-        settings.device,
-        settings.progress,
-        needs_head=False,
-    )
-    features.check_layer(model, recipe.eval.layer)
-    recipe = _with_preprocessing(recipe, preprocessing)
-    return FeatureExtractor(recipe, weights, arch, model, preprocessing, origin, settings)
+    network = load_network(weights, recipe, request, settings or eval_settings(recipe, run), needs_head=False)
+    features.check_layer(network.model, recipe.eval.layer)
+    return FeatureExtractor(_with_preprocessing(recipe, network.preprocessing), network)
 
 
 def extract(
@@ -145,7 +127,7 @@ def extract(
     Args:
         open_store: opens the store for a key and a number of rows; called on the first process.
     """
-    settings = extractor.settings
+    settings = extractor.network.settings
     runtime, opened = settings.runtime, []
 
     def missing_rows() -> tuple[np.ndarray, list[str]]:
@@ -202,15 +184,19 @@ def fill_store(
         WeightsError: an output is not a finite number.
         MachineError: the first process cannot write.
     """
-    model, preprocessing, settings = extractor.model, extractor.preprocessing, extractor.settings
+    model, preprocessing, settings = (
+        extractor.network.model,
+        extractor.network.preprocessing,
+        extractor.network.settings,
+    )
     runtime, batch_size = settings.runtime, settings.batch_size
-    network = extractor.network(with_logits=with_logits)
-    num_logits = extractor.arch.num_classes if with_logits else 0
+    read = extractor.outputs(with_logits=with_logits)
+    num_logits = extractor.network.arch.num_classes if with_logits else 0
     images = split.rows(rows_N)
     if extractor.images:
         images = extractor.images.attach(images, visits=1, preprocessing=preprocessing)
     batches = settings.batches(images, preprocessing)
-    outputs = outputs_of(model, batches, preprocessing, settings.device, settings.precision, network=network)
+    outputs = outputs_of(model, batches, preprocessing, settings.device, settings.precision, network=read)
     outputs = report_progress(outputs, settings, "features", len(rows_N))
     num_labels, width, skipped = labels_per_row(split), 0, []
     num_rounds = -(-len(rows_N) // (batch_size * runtime.world_size))

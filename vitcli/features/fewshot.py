@@ -69,14 +69,14 @@ def fewshot(
     used = {"shots": tuple(next(iter(draws.values()))), "seeds": len(draws)}  # a file's, where there is one
     recipe = recipe.model_copy(update={"fewshot": recipe.fewshot.model_copy(update=used)})
     extractor = open_extractor(weights, recipe, request, run)
-    runtime = extractor.settings.runtime
+    runtime = extractor.network.settings.runtime
     notes = _notes_on_test(test, train, weights, recipe) + _notes(train, labels_N, draws, recipe)
     if recipe.fewshot.forecast and len(curve_rows_N) < len(labels_N):
         notes.append(f"the forecast is from {len(curve_rows_N):,} of the {len(labels_N):,} training images")
     if left_out := (train.left_out | test.left_out).count_text():
-        extractor.settings.progress.note_once(f"left out: {left_out}")
+        extractor.network.settings.progress.note_once(f"left out: {left_out}")
     for line in dict.fromkeys([*train.lines, *test.lines, *(f"note: {note}" for note in notes)]):
-        extractor.settings.progress.detail(line)
+        extractor.network.settings.progress.detail(line)
 
     # A finished run of the same request is returned as it is.
     if run.out and not run.overwrite:
@@ -262,7 +262,7 @@ def _scores(
     l2: float | str,
 ) -> dict[int, list[DrawScore]]:
     """Score every draw on the decodable rows of the test split."""
-    fewshot, progress = extractor.recipe.fewshot, extractor.settings.progress
+    fewshot, progress = extractor.recipe.fewshot, extractor.network.settings.progress
     progress.begin("fit", sum(map(len, draws.values())))
     try:
         return features_draws.score_draws(
@@ -309,7 +309,7 @@ def _result(
 ) -> dict[str, Any]:
     """Return the object of --json, as far as it follows from the features and scores."""
     recipe, skipped = extractor.recipe, [*support.skipped, *tests.skipped]
-    preprocessing, is_closed_form = extractor.preprocessing, recipe.fewshot.classifier == "least-squares"
+    network, is_closed_form = extractor.network, recipe.fewshot.classifier == "least-squares"
     # Accuracies by number of shots, then the facts they depend on.
     shots, num_tests = {}, len(test) - len(tests.skipped)
     for count, draw_scores in scores.items():
@@ -322,16 +322,16 @@ def _result(
     return {
         "command": "fewshot",
         "ckpt": recipe.model.ckpt,
-        "model": extractor.arch.name,
-        "numerics": extractor.weights.numerics,
+        "model": network.arch.name,
+        "numerics": network.weights.numerics,
         "dataset": recipe.data.dataset,
         "train_split": train.name,
         "eval_split": test.name,
         "eval_fingerprint": test.fingerprint,
         "num_classes": train.num_classes,
-        "resolution": preprocessing.resolution,
-        "preprocessing": preprocessing.summary(),
-        "preprocessing_from": extractor.preprocessing_from,
+        "resolution": network.preprocessing.resolution,
+        "preprocessing": network.preprocessing.summary(),
+        "preprocessing_from": network.preprocessing_from,
         "layer": recipe.eval.layer,
         "feature_dim": support.store.width[0],
         "classifier": recipe.fewshot.classifier,
@@ -345,8 +345,8 @@ def _result(
         "num_skipped_images": len(skipped),
         "skipped_images": skipped[:100],
         **(train.left_out | test.left_out).summary(),
-        "precision": extractor.settings.precision,
-        "num_processes": extractor.settings.runtime.world_size,
+        "precision": network.settings.precision,
+        "num_processes": network.settings.runtime.world_size,
         "next": ["vit", "finetune", "--ckpt", str(recipe.model.ckpt), *data_words(recipe.data)],
     }
 
@@ -371,10 +371,12 @@ def _open_run_folder(
     opened: list[run_folder.RunFolder] = []
 
     def open_folder() -> None:
-        path = run.out or run_folder.new_folder("fewshot", extractor.recipe.data.dataset, extractor.arch.name)
+        path = run.out or run_folder.new_folder(
+            "fewshot", extractor.recipe.data.dataset, extractor.network.arch.name
+        )
         opened.append(run_folder.open_run(path, extractor.recipe, arguments, overwrite=run.overwrite))
 
-    extractor.settings.runtime.on_main(open_folder)
+    extractor.network.settings.runtime.on_main(open_folder)
     return opened[0] if opened else None
 
 

@@ -147,7 +147,7 @@ def _open_labelled(name: SplitName, against: SplitName, section: Data) -> Split:
 def _suspects(extractor: FeatureExtractor, split: Split) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the facts of the labels with a record of each image, and the first images with neighbours."""
     computed = extract(extractor, split, np.arange(len(split)), open_cached, with_logits=False)
-    extractor.settings.runtime.shutdown()
+    extractor.network.settings.runtime.shutdown()
     try:
         rows_N = np.flatnonzero(computed.store.has(np.arange(len(split))))
         if not len(rows_N):
@@ -155,7 +155,7 @@ def _suspects(extractor: FeatureExtractor, split: Split) -> tuple[dict[str, Any]
         features_ND = computed.store.read(rows_N)["features"]
     finally:
         computed.store.close()
-    seen = SeenImages.of(extractor.weights.metadata)
+    seen = SeenImages.of(extractor.network.weights.metadata)
     labels_N, groups_N = split.read_labels()[rows_N], split.rows(rows_N).groups_N
     found = find_suspects(features_ND, labels_N, num_classes=split.num_classes, groups_N=groups_N)
 
@@ -173,7 +173,7 @@ def _suspects(extractor: FeatureExtractor, split: Split) -> tuple[dict[str, Any]
     ]  # fmt: skip
     return {
         "ckpt": extractor.recipe.model.ckpt,
-        "model": extractor.arch.name,
+        "model": extractor.network.arch.name,
         "split": split.name,
         "num_checked": len(found.rows_N),
         "num_only_of_class": len(rows_N) - len(found.rows_N),

@@ -31,8 +31,8 @@ from vitcli.evaluation import predict as predictions
 from vitcli.evaluation.calibration.temperature import softmax_scale
 from vitcli.evaluation.mistakes import places_of
 from vitcli.evaluation.multilabel import task_of
-from vitcli.evaluation.predict import LoadedNetwork, PredictOptions
-from vitcli.evaluation.setup import RunSettings, read_checkpoint, starts_of, trained_on_by
+from vitcli.evaluation.predict import PredictOptions
+from vitcli.evaluation.setup import LoadedNetwork, RunSettings, read_checkpoint, starts_of, trained_on_by
 from vitcli.features import forecast, least_squares
 from vitcli.features.draws import SWEEP, read_draws
 from vitcli.features.extract import FeatureExtractor, extract, open_extractor
@@ -188,10 +188,11 @@ def of_fewshot(
     solution = _solve(*about_rows, train.num_classes, fewshot.l2, fewshot.balance)
     about = {"run": str(folder), "split": train.name, "draw": {"seed": seed, "shots": shots}, "what": what}
     training = TrainingImages(train, rows_N, solution, of_run.eval.layer, about)
-    put_head(extractor.model, solution, name=extractor.arch.name)
-    arch = replace(extractor.arch, num_classes=train.num_classes)
+    network = extractor.network
+    put_head(network.model, solution, name=network.arch.name)
+    arch = replace(network.arch, num_classes=train.num_classes)
     weights = replace(weights, architecture=arch, class_names=names, metadata={}, imagenet="")
-    return _network(replace(extractor, weights=weights, arch=arch)), training
+    return replace(network, weights=weights, arch=arch), training
 
 
 def _of_training(
@@ -218,19 +219,7 @@ def _of_training(
     about_rows = (features_ND, labels_N[rows_N], train.rows(rows_N).groups_N)
     solution = _solve(*about_rows, num_classes, "sweep")
     about = {"run": str(folder), "split": train.name, "draw": None, "what": train.name}
-    return _network(extractor), TrainingImages(train, rows_N, solution, recipe.eval.layer, about)
-
-
-def _network(extractor: FeatureExtractor) -> LoadedNetwork:
-    """Return the network that features were extracted with, to predict with."""
-    return LoadedNetwork(
-        extractor.weights,
-        extractor.arch,
-        extractor.model,
-        extractor.preprocessing,
-        extractor.preprocessing_from,
-        extractor.settings,
-    )
+    return extractor.network, TrainingImages(train, rows_N, solution, recipe.eval.layer, about)
 
 
 def _open(recipe: Recipe, *, seed: int) -> tuple[Split, Split]:
