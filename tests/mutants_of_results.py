@@ -403,7 +403,10 @@ OF_RESULTS = {
     # Few-shot classification, and features that are kept.
     ("vitcli/features/extract.py", "tests/features/test_extract.py"): {
         "features of other weights": ('            "weights": self.weights_digest,\n', ""),
-        "features of other pixels": ('            "preprocessing": self.preprocessing.as_dict(),\n', ""),
+        "features of other pixels": (
+            '            "preprocessing": self.network.preprocessing.as_dict(),\n',
+            "",
+        ),
         "features of other images": ('            "data": split.fingerprint,\n', ""),
         "features of another layer": (
             '"layer": recipe.eval.layer if layout is None else',

@@ -184,11 +184,8 @@ def fill_store(
         WeightsError: an output is not a finite number.
         MachineError: the first process cannot write.
     """
-    model, preprocessing, settings = (
-        extractor.network.model,
-        extractor.network.preprocessing,
-        extractor.network.settings,
-    )
+    network = extractor.network
+    model, preprocessing, settings = network.model, network.preprocessing, network.settings
     runtime, batch_size = settings.runtime, settings.batch_size
     read = extractor.outputs(with_logits=with_logits)
     num_logits = extractor.network.arch.num_classes if with_logits else 0
