@@ -102,8 +102,8 @@ class RowStore:
         """Return the content of a row, to be read only; None if it is not there with this stamp."""
         first = row * RECORD_BYTES
         record = self._index[first : first + RECORD_BYTES]
-        stored, segment, offset, *shape, checksum = PLACE.unpack_from(record)
-        num_bytes = shape[0] * shape[1] * shape[2]
+        stored, segment, offset, a, b, c, checksum = PLACE.unpack_from(record)
+        num_bytes = a * b * c
         if stored != stamp or not num_bytes:
             return None
         is_checked = self._checked.get(row) == record
@@ -112,7 +112,7 @@ class RowStore:
         mapped = self._map(segment)
         if mapped is None or offset + num_bytes > len(mapped):
             return None
-        content_ABC = np.frombuffer(mapped, np.uint8, num_bytes, offset).reshape(shape)
+        content_ABC = np.frombuffer(mapped, np.uint8, num_bytes, offset).reshape(a, b, c)
         if not is_checked:
             if xxhash.xxh3_64_intdigest(content_ABC, SEED) != checksum:
                 return None
