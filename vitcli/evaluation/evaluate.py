@@ -313,7 +313,7 @@ def score(
     """Run a pass at each resolution, with kept images; report the one nearest to the weights' own."""
     variants, reported, origin = _preprocessings(task, weights, options.sides)
     _note_pass(task, weights, reported, origin, settings.progress, num_sizes=len(options.sides))
-    task = _with_kept_images(task, images, variants, settings.progress)
+    task = _with_cached_images(task, images, variants, settings.progress)
 
     # One pass per resolution.
     curve = []
@@ -385,7 +385,7 @@ def _note_pass(
         progress.detail(line)
 
 
-def _with_kept_images(
+def _with_cached_images(
     task: EvalTask, images: ImageCache, variants: Sequence[Preprocessing], progress: Progress
 ) -> EvalTask:
     """Return the task with images that are kept for the passes of other checkpoints and resolutions."""

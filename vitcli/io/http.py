@@ -73,8 +73,11 @@ def request_options(url: str, stamp: str) -> dict[str, Any]:
 
 def failure_in_words(error: BaseException) -> str | None:
     """Return what went wrong with a request, for errors of aiohttp that say little or name the address."""
-    if "Timeout" in type(error).__name__:
+    kind = type(error).__name__
+    if "Timeout" in kind:
         return f"the server has sent nothing for {STALL_S:g} s"
+    if kind == "TooManyRedirects":
+        return "the server redirects in a circle"
     status = getattr(error, "status", None)
     return f"the server answers with status {status}" if isinstance(status, int) else None
 

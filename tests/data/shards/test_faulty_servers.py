@@ -31,7 +31,7 @@ FOREVER = {
     "silent": "has sent nothing for 0.1 s",
     "whole": "does not support range|bytes instead of",
     "shifted": "another range|bytes instead of",
-    "circle": "answers with status 30",
+    "circle": "redirects in a circle",
     "gzip": "cannot be read",
     "page": "does not support range|bytes instead of",
     "other": "changed while being read",

@@ -174,7 +174,7 @@ def test_a_split_may_be_called_as_its_folder_is(tmp_path, folder, word):
         (b"file,label,split\n0.png,a,../x\n", "is not the name of a split"),
         (
             b"file,label,split\n0.png,a,train\n1.png,b,test\n",
-            "split test has labels that train does not have: b",
+            "split test has classes that train does not have: b",
         ),
         (b"\xff\xfef\0i\0", "labels.csv cannot be read"),
         (b'file,label\n"0.png,a\n', "labels.csv cannot be read"),

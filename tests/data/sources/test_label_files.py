@@ -162,11 +162,11 @@ BAD = {
     ),
     "a class that train lacks": (
         ".csv", "file,label,split\n0.png,a,train\n1.png,b,val\n",
-        "split validation has labels that train does not have: b", "ROOT/labels.csv", TRAIN,
+        "split validation has classes that train does not have: b", "ROOT/labels.csv", TRAIN,
     ),
     "one of several classes that train lacks": (
         ".csv", "file,label,split\n0.png,a|b,train\n1.png,b|c,val\n",
-        "split validation has labels that train does not have: c", "ROOT/labels.csv", TRAIN,
+        "split validation has classes that train does not have: c", "ROOT/labels.csv", TRAIN,
     ),
     "too many columns": (
         ".csv", f"file,label,{','.join(map(str, range(1999)))}\n0.png,a\n",

@@ -22,6 +22,7 @@ from vitcli.data.sources.folders import (
 )
 from vitcli.data.sources.tables import SPLIT_WORDS, Tables, check_names, table_of
 from vitcli.errors import DataError
+from vitcli.output.text import first_few
 
 if TYPE_CHECKING:
     import datasets  # which takes time to load, and the names in this file are needed without it
@@ -51,8 +52,15 @@ def open_class_folders(path: Path, *, typed: str, one_class: bool) -> Tables | N
         for folder in folders.values():
             _check_level(folder, path, typed)
     classes = subfolders(folders["train"]) if "train" in folders else None
-    for folder in folders.values():
-        _check_no_more_classes(folder, classes)
+    for folder in folders.values() if classes else ():
+        check_no_more_classes(
+            subfolders(folder),
+            classes,
+            split=f"{folder.name}/",
+            train="train/",
+            where=str(folder),
+            fix="move those folders away, or add them to train/",
+        )
     check_names(classes or [])
     splits = {
         name: _SplitFolder(path, folder, tuple(classes or subfolders(folder)))
@@ -145,19 +153,20 @@ def _with_images(folder: Path) -> list[str]:
     return [name for name in subfolders(folder) if has_images(folder / name)]
 
 
-def _check_no_more_classes(folder: Path, classes: list[str] | None) -> None:
-    """Refuse a split with a class that train/ does not have."""
-    names = subfolders(folder)
-    additional = sorted(set(names) - set(classes or names))
+def check_no_more_classes(
+    names: Iterable[str], classes: Iterable[str], *, split: str, train: str, where: str, fix: str
+) -> None:
+    """Refuse classes of a split that train does not have, naming one there that is spelled alike."""
+    additional = sorted(set(names) - set(classes))
     if not additional:
         return
     similar = {loosely(name): name for name in classes}
     twin = next((similar[loosely(name)] for name in additional if loosely(name) in similar), None)
     raise AdditionalClasses(
-        f"{folder.name}/ has classes that train/ does not have: {', '.join(additional[:5])}"
-        + (f" (train/ has {twin!r})" if twin else ""),
-        where=str(folder),
-        fix="move those folders away, or add them to train/",
+        f"{split} has classes that {train} does not have: {first_few(additional, 5)}"
+        + (f" ({train} has {twin!r})" if twin else ""),
+        where=where,
+        fix=fix,
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitcli.data.decoding import IMAGE_SUFFIXES, PHOTOGRAPH_SUFFIXES
-from vitcli.data.sources.class_folders import alike_notes
+from vitcli.data.sources.class_folders import alike_notes, check_no_more_classes
 from vitcli.data.sources.folders import (
     UNNAMED,
     UNREADABLE,
@@ -546,12 +546,10 @@ def _class_names(labelled: dict[str, LabelValues], file: LabelFile) -> list[str]
     classes = {split: labels.classes_of(range(len(labels.values))) for split, labels in labelled.items()}
     names = classes.get("train") or set().union(*classes.values())
     for split, names_here in classes.items():
-        if additional := sorted(names_here - names):
-            raise DataError(
-                f"split {split} has labels that train does not have: {first_few(additional)}",
-                where=str(file.path),
-                fix="correct the labels, or add images of these classes to train",
-            )
+        fix = "correct the labels, or add images of these classes to train"
+        check_no_more_classes(
+            names_here, names, split=f"split {split}", train="train", where=str(file.path), fix=fix
+        )
     if all(map(WHOLE_NUMBER.fullmatch, names)):
         return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)
