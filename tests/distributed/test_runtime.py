@@ -320,7 +320,7 @@ def test_the_hardware_of_a_run_is_recorded_and_a_change_is_noted_once(monkeypatc
         return lines
 
     assert notes(here) == []
-    assert notes({}) == []  # a checkpoint from before the hardware was recorded
+    assert "gpu None -> NVIDIA H200" in notes({})[0]  # begun on a CPU
     assert notes({}, hardware={}) == []  # on a CPU
     (line,) = notes(here | {"gpu": "NVIDIA A100", "cuda": "12.6"})
     assert line == (

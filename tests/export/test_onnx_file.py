@@ -26,23 +26,34 @@ from vitcli.export import export as exports
 from vitcli.export.comparison import highest_drop
 from vitcli.export.golden import write_golden
 from vitcli.weights import formats, onnx
-from vitcli.weights.io import read_weights
+from vitcli.weights.io import read_weights, write_weights_file
+from vitcli.weights.locate import DEMO_FOLDER
+
+SHALLOW = "shallow.safetensors"
 
 
 @pytest.fixture(scope="module")
 def exported(made_once):
-    """A file that a gate has accepted, and one with another bias, each with its golden file."""
+    """A network, the file of it that a gate has accepted, one with another bias, and golden files of both."""
     pytest.importorskip("onnxruntime")
     folder = made_once("exported", write_exported)
     return folder, json.loads((folder / "result.json").read_text())
 
 
 def write_exported(folder):
+    """Export the first block of the demo's network; each more of its six takes torch's exporter a second."""
     folder.mkdir()
+    demo = read_weights("demo")
+    arch = replace(demo.architecture, model_args=demo.architecture.model_args | {"depth": 1})
+    state = {
+        name: t for name, t in demo.state.items() if name.startswith("blocks.0.") or "blocks" not in name
+    }
+    about = {"preprocessing": demo.preprocessing, "class_names": demo.class_names, "metadata": {}}
+    write_weights_file(folder / SHALLOW, state, arch, **about)
     gate = ("--gate", "demo:pretrain", "--split", "test[:60]", "--max-drop", 5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparison, "ENOUGH_S", 0.0)
-        outcome = run("export", "demo", folder / "net.onnx", *gate, "--json", "-q")
+        outcome = run("export", folder / SHALLOW, folder / "net.onnx", *gate, "--json", "-q")
     assert outcome.code == 0, outcome.err
     change_bias(folder / "net.onnx", folder / "other.onnx")
     images = DataSet("demo").open("test[:20]")
@@ -74,7 +85,7 @@ def images_of(golden_file, folder):
 
 @pytest.fixture
 def copied(exported, tmp_path):
-    for name in ("net.onnx", "net.golden.json", "other.onnx", "other.golden.json"):
+    for name in ("net.onnx", "net.golden.json", "other.onnx", "other.golden.json", SHALLOW):
         shutil.copy(exported[0] / name, tmp_path)
     return tmp_path
 
@@ -85,7 +96,7 @@ def test_the_result_has_the_verdict_the_speed_and_the_files(exported):
     gate = result["gate"]
     assert (gate["num_images"], gate["drop"], gate["max_drop"]) == (60, 0, 0.05)
     assert gate["highest_drop"] == pytest.approx(2.7055 / 62.7055, rel=1e-4)  # by hand
-    assert gate["top1_checkpoint"] == gate["top1_exported"] > 0.9
+    assert gate["top1_checkpoint"] == gate["top1_exported"] > 0
     assert result["files"].keys() == {"net.onnx", "net.golden.json"} and result["opset"] == 20
     for side in ("exported", "pytorch"):
         of_side = result["speed"][side]
@@ -111,14 +122,15 @@ def test_it_takes_batches_says_what_it_is_and_nothing_of_the_machine_that_made_i
 
 @pytest.mark.slow
 def test_int8_is_smaller_nearly_as_right_and_no_answer_depends_on_its_batch(exported, tmp_path):
-    folder, result = exported
+    folder, _ = exported
     images_of(folder / "net.golden.json", tmp_path / "images")
     how = ("--precision", "int8", "--input", "pixels", "--calibrate", tmp_path / "images")
     smaller = run("export", "demo", tmp_path / "small.onnx", *how, "--json", "-q").json
     network = onnx.OnnxNetwork(tmp_path / "small.onnx")
     images_BHWC = torch.randint(0, 256, (3, 64, 64, 3), dtype=torch.uint8)
 
-    assert smaller["files"]["small.onnx"] < 0.4 * result["files"]["net.onnx"] and not network.takes_any_size
+    in_fp32 = (DEMO_FOLDER / "model.safetensors").stat().st_size
+    assert smaller["files"]["small.onnx"] < 0.4 * in_fp32 and not network.takes_any_size
     assert 0 < smaller["max_rel_difference"] < 0.2 and smaller["top1_agreement"] >= 0.8
     (note,) = smaller["notes"]
     same = (
@@ -134,7 +146,8 @@ def test_golden_answers_are_those_of_vit_predict_and_are_repeated(copied):
     golden = json.loads((copied / "net.golden.json").read_text())
     entries = golden["images"]
     files = images_of(copied / "net.golden.json", copied / "images")
-    predicted = run("predict", "--ckpt", "demo", *files, "--topk", 24, "--json", "-q").json["predictions"]
+    words = ("--ckpt", copied / SHALLOW, *files, "--topk", 24, "--json", "-q")
+    predicted = run("predict", *words).json["predictions"]
 
     assert len(entries) == 20 and golden["output"] == "probabilities"
     rows = [int(entry["image"].rpartition("row ")[2]) for entry in entries]  # from the whole of the gate's
@@ -164,9 +177,9 @@ def test_another_network_under_the_same_name_is_found(copied):
     assert refused.code == 8 and "another class for 1 image of 20" in refused.err
 
 
-def png(*size: int) -> str:
+def png(*size: int, mode: str = "RGB") -> str:
     buffer = io.BytesIO()
-    Image.fromarray(np.zeros((*size, 3), np.uint8)).save(buffer, "PNG")
+    Image.new(mode, size[::-1]).save(buffer, "PNG")
     return base64.b64encode(buffer.getvalue()).decode()
 
 
@@ -188,7 +201,7 @@ def with_first(**changes):
         (lambda golden: golden | {"tolerance": 1e9}, 3, "tolerance"),
         (lambda golden: golden | {"output": 7}, 3, "it has no probabilities"),
         (with_first(png="not base64"), 3, "is damaged"),
-        (with_first(image="\x1b[2J", outputs={"0": 0.1, "23": 0.9}), 8, "another class"),
+        (with_first(image="\x1b[2J", outputs={"0": 0.9, "23": 0.1}), 8, "another class"),
         (with_first(png=base64.b64encode(b"no image").decode()), 3, "golden"),
         (with_first(outputs={}), 3, "outputs are missing"),
         (with_first(outputs={"0": "many"}), 3, "is damaged"),
@@ -197,7 +210,7 @@ def with_first(**changes):
         (with_first(outputs={"0": 1e999}), 3, "not finite"),
         (with_first(png=png(5, 5)), 8, "differ by"),
         (with_first(png=png(257, 256)), 3, "has 256 x 257 pixels, and 256 x 256 at most are written"),
-        (lambda golden: with_first(png=png(9000, 9000))(golden), 3, "has 9000 x 9000 pixels"),
+        (with_first(png=png(9000, 9000, mode="1")), 3, "has 9000 x 9000 pixels"),
         (lambda golden: golden | {"images": 2 * golden["images"]}, 3, "it has 40 images, and 20 at most"),
     ],
 )
@@ -316,10 +329,11 @@ def test_a_file_with_another_bias_is_refused_and_nothing_is_left(exported, tmp_p
     def sabotaged(format, path, *_, **__):
         change_bias(exported[0] / "net.onnx", path)
 
-    check_is_refused(sabotaged, tmp_path, monkeypatch, num_images=60, points=5)
+    ckpt = exported[0] / SHALLOW
+    check_is_refused(sabotaged, tmp_path, monkeypatch, num_images=60, points=5, ckpt=ckpt)
 
 
-def check_is_refused(sabotaged, folder, monkeypatch, *, num_images, points):
+def check_is_refused(sabotaged, folder, monkeypatch, *, num_images, points, ckpt="demo"):
     """By the comparison of outputs, and by the gate alone, on images that would do for an unchanged file."""
     assert 100 * highest_drop(0, 0, num_images) < points
     check_agreement, refused = exports._check_agreement, []
@@ -333,7 +347,7 @@ def check_is_refused(sabotaged, folder, monkeypatch, *, num_images, points):
     monkeypatch.setattr(formats, "write", sabotaged)
     monkeypatch.setattr(exports, "_check_agreement", noted)
     gate = ("--gate", "demo:pretrain", "--split", f"test[:{num_images}]", "--max-drop", points)
-    outcome = run("export", "demo", folder / "out.onnx", *gate, "-q")
+    outcome = run("export", ckpt, folder / "out.onnx", *gate, "-q")
 
     assert refused
     assert outcome.code == 8 and "--max-drop" in outcome.err, outcome.out
