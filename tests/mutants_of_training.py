@@ -177,7 +177,7 @@ OF_TRAINING = {
         "vitcli/training/methods/calibrate.py",
         "tests/training/methods/test_groups_left_out.py::test_the_groups_of_the_data_reach_the_head_and_its_calibration",
     ): {
-        "images without labels calibrate": ('& (columns["labels"] >= 0)', ""),
+        "images without labels calibrate": ("    kept_N &= rows.labels_N >= 0\n", ""),
     },
     (
         "vitcli/training/methods/imbalance.py",
@@ -356,8 +356,8 @@ OF_TRAINING = {
         "tests/training/methods/test_calibrate.py::test_rows_whose_outputs_overflow_are_left_out_with_their_labels_and_groups",
     ): {
         "overflown outputs are calibrated by": (
-            'seen_N & columns["outputs"].isfinite().all(dim=1) & (columns["labels"] >= 0)',
-            'seen_N & (columns["labels"] >= 0)',
+            "rows.features_ND.isfinite().all(dim=1) & rows.logits_NK.isfinite().all(dim=1)",
+            "rows.features_ND.isfinite().all(dim=1)",
         ),
     },
     (

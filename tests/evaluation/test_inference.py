@@ -133,16 +133,17 @@ class MeanColour(nn.Module):
 
 
 def test_features_are_those_of_the_rows_that_can_be_decoded_where_the_others_are_to_be_left_out():
-    of_all, _, _ = inference.features(MeanColour(), noise(count=6), PREPROCESSING, settings())
-    features_ND, labels_N, rows_N = inference.features(
-        MeanColour(), noise(count=6, bad=(0, 3)), PREPROCESSING, settings()
-    )
+    of_all = inference.features_and_logits(MeanColour(), noise(count=6), PREPROCESSING, settings())
+    rows = inference.features_and_logits(MeanColour(), noise(count=6, bad=(0, 3)), PREPROCESSING, settings())
 
-    assert rows_N.tolist() == [1, 2, 4, 5]
-    assert torch.equal(features_ND, of_all[rows_N])
-    assert labels_N.tolist() == noise(count=6).read_labels()[rows_N.numpy()].tolist()
+    assert rows.rows_N.tolist() == [1, 2, 4, 5] and len(rows.skipped) == 2
+    assert torch.equal(rows.features_ND, of_all.features_ND[rows.rows_N])
+    assert rows.logits_NK.shape == (4, 0)
+    assert rows.labels_N.tolist() == noise(count=6).read_labels()[rows.rows_N.numpy()].tolist()
     with pytest.raises(DataError, match="cannot be decoded"):
-        inference.features(MeanColour(), noise(count=6, bad=(3,)), PREPROCESSING, settings("error"))
+        inference.features_and_logits(
+            MeanColour(), noise(count=6, bad=(3,)), PREPROCESSING, settings("error")
+        )
 
 
 def test_of_an_image_and_its_mirror_image_probabilities_are_averaged():

@@ -1,7 +1,7 @@
 """Evaluation without gradients: one pass over the batches of a split, and the results from its outputs.
 
-`evaluate` returns metrics, `predict_split` predictions of every row and `features` features; all of them run
-`outputs_of` over the same batches.
+`evaluate` returns metrics, `predict_split` predictions of every row and `features_and_logits` a network's own
+outputs; all of them run `outputs_of` over the same batches.
 
 The batches of a pass are fixed by the split and the batch size; process r of P takes every P-th one. The
 numbers of each row are written to its place in one array for the whole split, and sums are taken in row
@@ -146,11 +146,6 @@ def _scored(
     may_overflow: bool,
 ) -> tuple[metrics.Metrics, bool, list[str]]:
     """Return metrics, whether every logit is finite, and the places of undecodable images."""
-    columns = {
-        "ranks": torch.zeros(len(split), dtype=torch.int64),
-        "losses": torch.zeros(len(split), dtype=torch.float64),
-        "finite": torch.zeros(len(split), dtype=torch.int64),
-    }
 
     def columns_of(batch: Batch, logits_BK: Tensor) -> dict[str, Tensor]:
         return {
@@ -163,7 +158,7 @@ def _scored(
     logits = outputs_of(
         model, batches, preprocessing, settings.device, settings.precision, may_overflow=may_overflow
     )
-    seen_N, skipped = fill_by_row(columns, logits, columns_of, split, settings)
+    columns, seen_N, skipped = by_row(logits, columns_of, split, settings)
     is_finite = bool(columns["finite"][seen_N].all())
     return metrics.metrics_of(columns["ranks"][seen_N], columns["losses"][seen_N]), is_finite, skipped
 
@@ -189,15 +184,8 @@ def predict_split(
         DataError: an image cannot be decoded and `on_bad_image` is "error", or none can.
         WeightsError: a logit is not a finite number.
     """
-    # The columns of no rows have the shapes and dtypes of those of all.
-    no_labels = torch.empty(0, dtype=torch.int64)
-    of_none = prediction_columns(torch.empty(0, num_classes), no_labels)
-    of_none |= {} if split.is_multilabel else {"labels": no_labels}
     has_scores = not split.is_multilabel and len(split) * num_classes <= MOST_SCORES
-    of_none |= {"scores_NK": torch.empty(0, num_classes)} if has_scores else {}
     keeps_logits = keeps_all_logits(split, num_classes)
-    of_none |= {"logits_NK": torch.empty(0, num_classes)} if keeps_logits else {}
-    columns = {name: x.new_zeros(len(split), *x.shape[1:]) for name, x in of_none.items()}
 
     def columns_of(batch: Batch, logits_BK: Tensor) -> dict[str, Tensor]:
         logits_BK = logits_BK if project is None or mean else project(logits_BK)
@@ -210,7 +198,7 @@ def predict_split(
     batches = balanced_batches(model, split, preprocessing, settings)
     network = mirrored(model, mean, project) if mean else None
     logits = outputs_of(model, batches, preprocessing, settings.device, settings.precision, network=network)
-    seen_N, skipped = fill_by_row(columns, logits, columns_of, split, settings)
+    columns, seen_N, skipped = by_row(logits, columns_of, split, settings)
     rows_N = np.flatnonzero(seen_N.numpy())
     counted = {name: values_N.numpy()[rows_N] for name, values_N in columns.items()}
     if split.is_multilabel:
@@ -269,41 +257,64 @@ def mean_number(one_BO: Tensor, other_BO: Tensor) -> Tensor:
     return (one_BO + other_BO) / 2
 
 
-def features(
-    model: nn.Module, split: Split, preprocessing: Preprocessing, settings: EvalSettings
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (N, D) float32 features, as `model.features` computes them, their labels and their rows, int64.
+@dataclass(frozen=True, eq=False)
+class RowOutputs:
+    """What a network computes for the decodable rows of a split, in their order, equal on all processes.
 
-    N counts the rows that can be decoded.
+    Attributes:
+        features_ND, logits_NK: float32; logits have no columns where they are not asked for.
+        labels_N, rows_N: int64.
+        skipped: places of this process's undecodable images.
+    """
+
+    features_ND: Tensor
+    logits_NK: Tensor
+    labels_N: Tensor
+    rows_N: Tensor
+    skipped: list[str]
+
+
+def features_and_logits(
+    model: nn.Module,
+    split: Split,
+    preprocessing: Preprocessing,
+    settings: EvalSettings,
+    *,
+    layer: str = "pre_logits",
+    num_logits: int = 0,
+    may_overflow: bool = False,
+) -> RowOutputs:
+    """Return the features of a split at a layer, see `models.features.outputs`, and the logits behind them.
+
+    Args:
+        num_logits: of the model's head; 0 without logits.
+        may_overflow: return rows whose outputs are not finite, too.
 
     Raises:
         DataError: an image cannot be decoded and `on_bad_image` is "error", or none can.
+        WeightsError: an output is not a finite number.
     """
     bare = unwrap(model)
     bare = getattr(bare, "vit", bare)  # the backbone of a masked patch model
-    batches = balanced_batches(model, split, preprocessing, settings)
-    of_last_layer = {"layer": "pre_logits", "with_logits": False}
-    network = fsdp.gathered_for(unwrap(model), partial(model_features.outputs, bare, **of_last_layer))
-    outputs = outputs_of(bare, batches, preprocessing, settings.device, settings.precision, network=network)
-    runtime = settings.runtime
-    features_ND, labels_N = torch.zeros(0, 0), torch.zeros(len(split), dtype=torch.int64)
-    seen_N = torch.zeros(len(split), dtype=torch.int64)
-    with runtime.local_errors():
-        for batch, features_BD in report_progress(outputs, settings, "features", len(split)):
-            if not features_ND.numel():
-                features_ND = torch.zeros(len(split), features_BD.shape[1])
-            features_ND[batch.rows_B] = features_BD
-            labels_N[batch.rows_B] = batch.labels_B
-            seen_N[batch.rows_B] = 1
-    width = max(runtime.concatenated([features_ND.shape[1]]))
-    if features_ND.shape[1] < width:  # this process had no batch
-        features_ND = torch.zeros(len(split), width)
-    for values_N in (features_ND, labels_N, seen_N):
-        runtime.sum_over_processes(values_N)
+    network = partial(model_features.outputs, bare, layer=layer, with_logits=num_logits > 0)
+    outputs = outputs_of(
+        bare,
+        balanced_batches(model, split, preprocessing, settings),
+        preprocessing,
+        settings.device,
+        settings.precision,
+        network=fsdp.gathered_for(unwrap(model), network),
+        may_overflow=may_overflow,
+    )
+
+    def columns_of(batch: Batch, outputs_BO: Tensor) -> dict[str, Tensor]:
+        return {"outputs": outputs_BO, "labels": batch.labels_B}
+
+    columns, seen_N, skipped = by_row(outputs, columns_of, split, settings, title="features")
     rows_N = seen_N.nonzero()[:, 0]
-    if not len(rows_N):
-        raise nothing_decoded(split)
-    return features_ND[rows_N], labels_N[rows_N], rows_N
+    outputs_NO, labels_N = columns["outputs"][rows_N], columns["labels"][rows_N]
+    width = outputs_NO.shape[1] - num_logits
+    return RowOutputs(outputs_NO[:, :width], outputs_NO[:, width:], labels_N, rows_N, skipped)
 
 
 def balanced_batches(
@@ -449,46 +460,52 @@ def report_progress(
         progress.end()
 
 
-def fill_by_row(
-    columns: dict[str, Tensor],
+def by_row(
     outputs: Iterator[tuple[Batch, Any]],
     columns_of: Callable[[Batch, Any], dict[str, Tensor]],
     split: Split,
     settings: EvalSettings,
     *,
     title: str = "evaluate",
-) -> tuple[Tensor, list[str]]:
-    """Write the numbers of every row to its place in columns for the whole split, equal on all processes.
+) -> tuple[dict[str, Tensor], Tensor, list[str]]:
+    """Return the numbers of every row in columns for the whole split, equal on all processes.
 
     Args:
-        columns: by name, (N, ...) zeros; filled in place.
         outputs: this process's batches with the network's outputs.
         columns_of: maps such a pair to the numbers of its rows, by column.
         title: of the progress.
 
     Returns:
-        (N,) bool, the rows that were decoded; and the places of this process's undecodable images.
+        Columns by name, (N, ...), zeros in rows that were not decoded; (N,) bool, the rows that were; and the
+        places of this process's undecodable images.
 
     Raises:
         DataError: an image cannot be decoded and `on_bad_image` is "error", or none can.
     """
     runtime = settings.runtime
+    columns: dict[str, Tensor] = {}
     seen_N = torch.zeros(len(split), dtype=torch.int64)
     skipped: list[str] = []
     with runtime.local_errors():
         for batch, batch_outputs in report_progress(outputs, settings, title, len(split)):
             for name, values_B in columns_of(batch, batch_outputs).items():
+                if name not in columns:
+                    columns[name] = values_B.new_zeros(len(split), *values_B.shape[1:])
                 columns[name][batch.rows_B] = values_B
             seen_N[batch.rows_B] += 1
             skipped += batch.skipped
+    # A process without a batch has no columns yet.
+    kinds = [(name, values_N.shape[1:], values_N.dtype) for name, values_N in columns.items()]
+    for name, shape, dtype in runtime.concatenated(kinds):
+        columns.setdefault(name, torch.zeros(len(split), *shape, dtype=dtype))
     # Each row is zero on all processes but one, so a sum puts the processes' rows together.
-    for values_N in (*columns.values(), seen_N):
+    for values_N in (*(columns[name] for name in sorted(columns)), seen_N):
         runtime.sum_over_processes(values_N)
     num_rows = int(seen_N.sum() + runtime.sum_over_processes(torch.tensor(len(skipped))))
     assert int(seen_N.max()) <= 1 and num_rows == len(split), "a row was not counted once"
     if not seen_N.any():
         raise nothing_decoded(split)
-    return seen_N.bool(), skipped
+    return columns, seen_N.bool(), skipped
 
 
 def nothing_decoded(split: Split) -> DataError:

@@ -12,7 +12,7 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, to_model_range
 from vitcli.errors import WeightsError
 from vitcli.evaluation import metrics
-from vitcli.evaluation.inference import EvalSettings, balanced_batches, fill_by_row, forward_batches
+from vitcli.evaluation.inference import EvalSettings, balanced_batches, by_row, forward_batches
 from vitcli.models import masked_patch
 
 
@@ -26,12 +26,7 @@ def evaluate_patches(
 
     The corruption of a row depends on the row alone.
     """
-    # Columns by row; of the colours only the frequencies count.
-    columns = {
-        "losses": torch.zeros(len(split), dtype=torch.float64),
-        "right": torch.zeros(len(split), dtype=torch.int64),
-    }
-    colors_K = torch.zeros(masked_patch.NUM_COLORS, dtype=torch.int64)
+    colors_K = torch.zeros(masked_patch.NUM_COLORS, dtype=torch.int64)  # their frequencies
 
     def columns_of(batch: Batch, prediction: masked_patch.Prediction) -> dict[str, Tensor]:
         values = {"losses": masked_patch.example_losses(prediction).cpu().double()}
@@ -43,7 +38,7 @@ def evaluate_patches(
     # One pass, and its totals; there are no colours where pixels are predicted.
     batches = balanced_batches(model, split, preprocessing, settings)
     outputs = _predictions_of(model, batches, preprocessing, settings)
-    seen_N, skipped = fill_by_row(columns, outputs, columns_of, split, settings)
+    columns, seen_N, skipped = by_row(outputs, columns_of, split, settings)
     settings.runtime.sum_over_processes(colors_K)
     num_colors, num_examples = int(colors_K.sum()), int(seen_N.sum())
     return metrics.PatchMetrics(

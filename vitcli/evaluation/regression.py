@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from vitcli.data.loader import Batch
@@ -116,7 +115,6 @@ def predict_numbers(
         DataError: an image cannot be decoded and `on_bad_image` is "error", or none can.
         WeightsError: an output is not a finite number.
     """
-    columns = {"values": torch.zeros(len(split), dtype=torch.float64)}
 
     def columns_of(batch: Batch, outputs_B1: Tensor) -> dict[str, Tensor]:
         return {"values": target.numbers_of(outputs_B1[:, 0])}
@@ -125,7 +123,7 @@ def predict_numbers(
     network = inference.mirrored(model, inference.mean_number) if is_mirrored else None
     how = preprocessing, settings.device, settings.precision
     outputs = inference.outputs_of(model, batches, *how, network=network)
-    seen_N, skipped = inference.fill_by_row(columns, outputs, columns_of, split, settings)
+    columns, seen_N, skipped = inference.by_row(outputs, columns_of, split, settings)
     rows_N = np.flatnonzero(seen_N.numpy())
     targets_N = split.read_labels()[rows_N]  # in float64, which a batch has not
     return NumberPredictions(rows_N, targets_N, columns["values"].numpy()[rows_N]), skipped

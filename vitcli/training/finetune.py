@@ -18,8 +18,7 @@ from vitcli.models.build import last_layers
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Model, Objective
 from vitcli.training.many_runs.sweep import run
-from vitcli.training.methods.adapting import adapt, refuse_for_fresh_weights
-from vitcli.training.methods.freezing import BACKBONE
+from vitcli.training.methods.partial import BACKBONE, adapt, refuse_for_fresh_weights
 from vitcli.training.objective import training_task
 from vitcli.training.setup import InitialModel, RunOptions, fresh_model
 from vitcli.weights import licences

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitcli.distributed import fsdp
 from vitcli.distributed.transfer import runs_ahead
 from vitcli.recipe.schema import Optimizer as OptimizerSettings
-from vitcli.training.methods.depth import lr_scales
+from vitcli.training.methods.partial import lr_scales
 
 # Parameters that are added to the tokens, not multiplied with them: no weight decay, like biases. A network
 # of timm names its own, such as tables of relative positions; these are of others, or of one that is wrapped.

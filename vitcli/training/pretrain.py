@@ -12,7 +12,7 @@ from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Data, Objective
 from vitcli.training.many_runs.sweep import run
-from vitcli.training.methods.adapting import refuse_for_fresh_weights
+from vitcli.training.methods.partial import refuse_for_fresh_weights
 from vitcli.training.setup import InitialModel, RunOptions, fresh_model
 
 

@@ -41,8 +41,8 @@ from vitcli.training.auto_batch_size import find_max_batch_size, max_part_on_gpu
 from vitcli.training.gradients import check_parts, exact_per_device_batch
 from vitcli.training.methods import resolutions
 from vitcli.training.methods.calibrate import OutOfFold
-from vitcli.training.methods.depth import depths_of
 from vitcli.training.methods.imbalance import check_imbalance
+from vitcli.training.methods.partial import depths_of
 from vitcli.training.methods.refit import candidates, check_refit
 from vitcli.training.methods.wise_ft import ALPHAS
 from vitcli.training.objective import training_task

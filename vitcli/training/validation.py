@@ -35,7 +35,7 @@ from vitcli.training.methods import out_of_fold, refit
 from vitcli.training.methods.calibrate import OutputPasses, calibrate
 from vitcli.training.methods.imbalance import balance_of
 from vitcli.training.methods.initial_head import fit_heads
-from vitcli.training.methods.lora import adapters_merged
+from vitcli.training.methods.partial import adapters_merged
 from vitcli.training.methods.probe_head import ClosedFormHead
 from vitcli.training.objective import TrainingTask, gives_several_labels
 from vitcli.training.setup import TrainingJob
@@ -276,21 +276,22 @@ class PeriodicEvaluation:
         )
         rows = features_draws.drawn_rows(draws)
         with self._evaluated_model() as model:
-            how = self.preprocessing, self.settings
-            train_ND, _, decoded = inference.features(model, train.rows(rows), *how)
-            test_TD, test_labels_T, _ = inference.features(model, test, *how)
+            of_train, of_test = (
+                inference.features_and_logits(model, split, self.preprocessing, self.settings)
+                for split in (train.rows(rows), test)
+            )
 
         # Fit and score one classifier per support set, without the images that cannot be decoded.
-        rows = rows[decoded]
+        rows = rows[of_train.rows_N]
         draws = {
             seed: {shots: drawn[np.isin(drawn, rows)] for shots, drawn in by_shots.items()}
             for seed, by_shots in draws.items()
         }
         problem = features_draws.FewshotProblem(
-            features_of=lambda support_rows: train_ND[np.searchsorted(rows, support_rows)],
+            features_of=lambda support_rows: of_train.features_ND[np.searchsorted(rows, support_rows)],
             labels_N=labels_N,
-            tests_TD=test_TD,
-            test_labels_T=test_labels_T.numpy(),
+            tests_TD=of_test.features_ND,
+            test_labels_T=of_test.labels_N.numpy(),
             num_classes=train.num_classes,
         )
         scores = features_draws.score_draws(

@@ -13,7 +13,7 @@ from torch import nn
 from tests.training.methods.conftest import ADAM, fine_tune, refusal
 from vitcli.errors import VitError
 from vitcli.models.build import TransformerOptions, architecture, build
-from vitcli.training.methods.depth import depths_of, lr_scales
+from vitcli.training.methods.partial import depths_of, lr_scales
 from vitcli.training.optim import parameter_groups
 
 TINY = {"embed_dim": 32, "depth": 2, "num_heads": 2}

@@ -10,7 +10,7 @@ from tests.training.methods.conftest import ADAM, SAVED, fine_tune, only_with_ch
 from tests.training.test_finetune import fingerprint
 from vitcli.errors import VitError
 from vitcli.models.build import TransformerOptions, architecture, build
-from vitcli.training.methods.freezing import freeze
+from vitcli.training.methods.partial import freeze
 from vitcli.training.optim import parameter_groups
 
 EMBEDDING = {"cls_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"}

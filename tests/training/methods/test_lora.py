@@ -12,8 +12,7 @@ from tests.conftest import run
 from tests.training.methods.conftest import ADAM, SAVED, begun, fine_tune, only_with_checkpoint, refusal, tiny
 from tests.training.test_finetune import fingerprint
 from vitcli.errors import MachineError, VitError
-from vitcli.training.methods.freezing import freeze
-from vitcli.training.methods.lora import adapters_merged, add_adapters
+from vitcli.training.methods.partial import adapters_merged, add_adapters, freeze
 from vitcli.weights.adapters import merged
 from vitcli.weights.io import read_weights
 

@@ -186,10 +186,8 @@ class CrossValidation:
         model = start.model.to(self.shared.runtime.device).eval()
         progress, workers = self.shared.progress, self.options.workers
         settings = settings_of_run(recipe, self.shared.runtime, progress, workers=workers)
-        features_ND, labels_N, rows_N = inference.features(
-            model, folded.train, preprocessing_of(recipe.data), settings
-        )
-        rows_N = rows_N.numpy()
+        rows = inference.features_and_logits(model, folded.train, preprocessing_of(recipe.data), settings)
+        features_ND, labels_N, rows_N = rows.features_ND, rows.labels_N, rows.rows_N.numpy()
         score = partial(fold_accuracy, features_ND, labels_N, num_classes=folded.train.num_classes)
         by_groups = score(folds_N=folded.folds_N[rows_N], groups_N=folded.train.groups_N[rows_N])
         at_random = score(folds_N=folded.random_folds_N[rows_N], groups_N=None)

@@ -13,17 +13,14 @@ M rows to calibrate by, N training rows, D features, K classes.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from vitcli.data.loader import Batch
 from vitcli.data.parts.splitting import random_subset
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
-from vitcli.distributed import fsdp
 from vitcli.evaluation import inference
 from vitcli.evaluation.calibration import out_of_distribution, selective
 from vitcli.evaluation.calibration.out_of_distribution import FeatureStatistics, LeftOutRows, UnlikeScore
@@ -34,8 +31,6 @@ from vitcli.evaluation.calibration.temperature import probabilities
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.features import least_squares
 from vitcli.features.least_squares import has_others
-from vitcli.models import features
-from vitcli.models.build import last_layers
 from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
 
 MOST_ROWS = 5_000  # images of each pass, a random sample that no seed changes: more change little
@@ -269,22 +264,12 @@ def _outputs_of(
 
     Rows with an output that is not finite are left out.
     """
-    width = last_layers(model)[0].weight.shape[1] // features.num_read(model)
-    columns = {
-        "outputs": torch.zeros(len(split), width + num_classes),
-        "labels": torch.zeros(len(split), dtype=torch.int64),
-    }
-
-    def columns_of(batch: Batch, outputs_BO: Tensor) -> dict[str, Tensor]:
-        return {"outputs": outputs_BO, "labels": batch.labels_B}
-
-    batches = inference.balanced_batches(model, split, preprocessing, settings)
-    both = partial(features.outputs, model, layer="one_layer", with_logits=True)
-    network = fsdp.gathered_for(model, both)
-    how = (preprocessing, settings.device, settings.precision)
-    outputs = inference.outputs_of(model, batches, *how, network=network, may_overflow=True)
-    seen_N, skipped = inference.fill_by_row(columns, outputs, columns_of, split, settings)
-    kept_N = seen_N & columns["outputs"].isfinite().all(dim=1) & (columns["labels"] >= 0)
-    outputs_NO, labels_N = columns["outputs"][kept_N].numpy(), columns["labels"][kept_N].numpy()
-    groups_N = None if split.groups_N is None else split.groups_N[kept_N.numpy()]
-    return Outputs(outputs_NO[:, :width], outputs_NO[:, width:], labels_N, groups_N), skipped
+    rows = inference.features_and_logits(
+        model, split, preprocessing, settings, layer="one_layer", num_logits=num_classes, may_overflow=True
+    )
+    kept_N = rows.features_ND.isfinite().all(dim=1) & rows.logits_NK.isfinite().all(dim=1)
+    kept_N &= rows.labels_N >= 0
+    of_rows = (rows.features_ND, rows.logits_NK, rows.labels_N, rows.rows_N)
+    features_ND, logits_NK, labels_N, rows_N = (values_N[kept_N].numpy() for values_N in of_rows)
+    groups_N = None if split.groups_N is None else split.groups_N[rows_N]
+    return Outputs(features_ND, logits_NK, labels_N, groups_N), rows.skipped

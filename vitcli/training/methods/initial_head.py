@@ -9,14 +9,12 @@ N rows, D features, K classes.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitcli.data.loader import Batch
 from vitcli.data.parts.splitting import random_subset
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
@@ -28,7 +26,6 @@ from vitcli.evaluation.mistakes import places_of
 from vitcli.features.feature_store import digest_of
 from vitcli.features.label_errors import LEAST_KNOWN, by_left_out_scores
 from vitcli.features.least_squares import has_others
-from vitcli.models import features
 from vitcli.models.build import last_layers
 from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
 
@@ -200,27 +197,11 @@ def features_of(
     model: nn.Module, split: Split, preprocessing: Preprocessing, settings: EvalSettings
 ) -> tuple[LabelledFeatures, list[str]]:
     """Return the features of decodable rows, equal on all processes, and undecodable images of this one."""
-    layer = last_layers(model)[0]
-    width = layer.weight.shape[1]
-    columns = {
-        "features": torch.zeros(len(split), width),
-        "labels": torch.zeros(len(split), dtype=torch.int64),
-    }
-
-    def columns_of(batch: Batch, features_BD: Tensor) -> dict[str, Tensor]:
-        return {"features": features_BD, "labels": batch.labels_B}
-
-    batches = inference.balanced_batches(model, split, preprocessing, settings)
-    of_last_layer = {"layer": "pre_logits", "with_logits": False}
-    network = fsdp.gathered_for(model, partial(features.outputs, model, **of_last_layer))
-    outputs = inference.outputs_of(
-        model, batches, preprocessing, settings.device, settings.precision, network=network
-    )
-    seen_N, skipped = inference.fill_by_row(columns, outputs, columns_of, split, settings, title="features")
-    rows_N = seen_N.nonzero()[:, 0].numpy()
+    rows = inference.features_and_logits(model, split, preprocessing, settings)
+    rows_N = rows.rows_N.numpy()
     groups_N = None if split.groups_N is None else split.groups_N[rows_N]
-    of_rows = columns["features"][rows_N], columns["labels"][rows_N].numpy(), groups_N
-    return LabelledFeatures(*of_rows, lambda row: places_of(split, rows_N[row : row + 1])[0]), skipped
+    of_rows = rows.features_ND, rows.labels_N.numpy(), groups_N
+    return LabelledFeatures(*of_rows, lambda row: places_of(split, rows_N[row : row + 1])[0]), rows.skipped
 
 
 def labels_to_check(head: ClosedFormHead, rows: LabelledFeatures, split: Split) -> dict[str, Any] | None:
