@@ -8,11 +8,9 @@ OF_TRAINING = {
             "fitted[name].to(tuned[name].device)",
         ),
         "each pass takes the time of the steps": ("int(PART_OF_RUN * plan.images_seen)", "plan.images_seen"),
-    },
-    ("vitcli/training/run.py", "tests/training/methods/test_refit.py"): {
         "labels are checked by the features that know them": (
-            "refit.facts_of(state.frozen_head or None, after)",
-            "refit.facts_of(after.facts, after)",
+            "facts_of(self.before or None, after)",
+            "facts_of(after.facts, after)",
         ),
         "the head is refitted on weights that are not delivered": (
             "            state.average = None\n        if num_layers",
@@ -26,13 +24,8 @@ OF_TRAINING = {
             'before.get("one_layer_top1", before.get("left_out_top1"))',
             'before.get("left_out_top1")',
         ),
-    },
-    ("vitcli/training/run.py", "tests/training/methods/test_layered_refit.py"): {
-        "a layered head is not described": (
-            "self.job = evaluation.job = self.job.with_layered_head(num_layers)",
-            "pass",
-        ),
-        "the higher rate is not taken": ("self.job = evaluation.job = self.job.with_lr(lr)", "pass"),
+        "a layered head is not described": ("run.job = run.job.with_layered_head(num_layers)", "pass"),
+        "the higher rate is not taken": ("run.job = run.job.with_lr(lr)", "pass"),
     },
     ("vitcli/training/many_runs/average_inputs.py", "tests/training/methods/test_layered_refit.py"): {
         "heads of other layers are averaged": (
@@ -59,13 +52,13 @@ OF_TRAINING = {
         "vitcli/training/methods/time_limit.py",
         "tests/training/test_time_limit.py::test_a_run_scores_what_it_reports_on_and_what_it_chooses_by",
     ): {
-        "patience scores nothing at the end": ("+ (recipe.train.patience > 0)", ""),
+        "patience scores nothing at the end": ("num_final += num_choice if patience else 0", ""),
     },
     (
         "vitcli/training/methods/calibrate.py",
         "tests/training/methods/test_calibrate.py::test_no_image_of_those_that_choose_the_distance_is_flagged_by_it_as_it_is_stored",
     ): {
-        "a stored distance is rounded down": ("-_rounded_down(-chosen[0])", "_rounded_down(chosen[0])"),
+        "a stored distance is rounded down": ("-rounded_down(-chosen[0])", "rounded_down(chosen[0])"),
     },
     ("vitcli/training/splits.py", "tests/training/test_splits.py"): {
         "images of other classes calibrate a network": (

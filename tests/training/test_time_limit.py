@@ -20,7 +20,9 @@ from vitcli.data.parts.held_out import FoldName
 from vitcli.errors import VitError
 from vitcli.training import loop, schedule
 from vitcli.training.methods import time_limit
+from vitcli.training.methods.calibrate import CalibratedWeights
 from vitcli.training.methods.time_limit import Scoring, TimeLimit, scoring_of
+from vitcli.training.methods.wise_ft import WiseFineTuning
 from vitcli.training.splits import RunSplits
 from vitcli.training.validation import PeriodicEvaluation
 
@@ -256,14 +258,15 @@ def test_the_forecast_counts_the_networks_that_a_probe_head_chooses_from(
     """An image takes half a second: ten and all others at the end, and six to choose by, five times."""
     evaluation = "vitcli.training.validation.PeriodicEvaluation."
     monkeypatch.setattr(f"{evaluation}seconds_per_image", lambda self: 0.5)
-    for name, count in (("score_choice", 6), ("predict", 10), ("calibrate", 24)):
-        method = getattr(PeriodicEvaluation, name)
+    moments = ((PeriodicEvaluation, "score_choice", 6), (PeriodicEvaluation, "predict", 10))
+    for kind, name, count in (*moments, (CalibratedWeights, "results", 24)):
+        method = getattr(kind, name)
 
-        def timed(self, method=method, count=count, **more):
+        def timed(self, *about, method=method, count=count):
             a_second_a_step.now += 0.5 * count
-            return method(self, **more)
+            return method(self, *about)
 
-        monkeypatch.setattr(PeriodicEvaluation, name, timed)
+        monkeypatch.setattr(kind, name, timed)
     words = (*SMALL, "--dataset", photos, "--epochs", "100", "--max-time", "60s", "--batch-size", 32)
     keys = ("model.head=probe", "data.dev_fraction=0.25")
     outcome = run(*words, *(word for key in keys for word in ("--set", key)), "--out", tmp_path / "run")
@@ -289,6 +292,7 @@ def test_the_forecast_counts_the_images_that_calibrate(eval_split, calibrated_by
     folds = FoldName.of(eval_split)
     job = SimpleNamespace(
         recipe=recipe, splits=RunSplits(**parts, calibration=parts[calibrated_by]),
+        methods=(CalibratedWeights(recipe),),
         is_of_all_folds=folds is not None and folds.fold is None,
         is_of_one_fold=folds is not None and folds.fold is not None and not folds.is_choice,
     )  # fmt: skip
@@ -386,7 +390,8 @@ def test_a_run_scores_what_it_reports_on_and_what_it_chooses_by(head, patience, 
         eval=SimpleNamespace(every=50),
     )
     splits = RunSplits(range(1_000), range(100), range(20))
-    job = SimpleNamespace(recipe=recipe, is_of_all_folds=False, splits=splits)
+    methods = (WiseFineTuning(recipe),) if head == "probe" else ()
+    job = SimpleNamespace(recipe=recipe, is_of_all_folds=False, splits=splits, methods=methods)
 
     assert time_limit.scoring_of(job) == Scoring(50, num_periodic, num_final)
     job.splits = replace(splits, probe=(range(7), range(9)))

@@ -284,14 +284,14 @@ def check_contents(
     total_steps: int,
     is_averaged: bool,
     may_have_skipped: bool,
-    heads: dict[str, Tensor] | None = None,
+    of_methods: Tensors | None = None,
 ) -> None:
     """Refuse a checkpoint that this run cannot have written.
 
     Args:
         step: of its name.
         may_have_skipped: all updates so far may have been left out, as those of fp16 that overflow.
-        heads: of a run with a probe head, tensors like those of `InitialHead.stored`.
+        of_methods: tensors like those that the methods of the run store, see `Method.tensors`.
 
     Raises:
         WeightsError: a value or a tensor is missing, of another type or shape, or not finite.
@@ -300,8 +300,7 @@ def check_contents(
         _wrong_state(saved.state, saved.step, step, total_steps)
         or _wrong_weights("model", saved.tensors, model_tensors)
         or (_wrong_weights("average", saved.tensors, model_tensors) if is_averaged else None)
-        or (_wrong_weights("start", saved.tensors, heads) if heads else None)
-        or ("the facts of its head are missing" if heads and not _has_head(saved.state) else None)
+        or _wrong_of_methods(saved.tensors, of_methods or {})
         or _wrong_optimizer(saved.tensors.get("optimizer", {}), model_tensors, optimizer, may_have_skipped)
     )
     if not problem and (names := find_non_finite(saved.tensors)):
@@ -325,9 +324,9 @@ def _wrong_state(state: dict[str, Any], stored_step: object, step: int, total_st
     return None
 
 
-def _has_head(state: dict[str, Any]) -> bool:
-    facts = state.get("probe_head")
-    return isinstance(facts, dict) and isinstance(facts.get("digest"), str) and len(facts) > 1
+def _wrong_of_methods(tensors: Tensors, expected: Tensors) -> str | None:
+    problems = (_wrong_weights(kind, tensors, of_kind) for kind, of_kind in expected.items())
+    return next(filter(None, problems), None)
 
 
 def _wrong_weights(kind: str, tensors: Tensors, expected: dict[str, Tensor]) -> str | None:

@@ -11,17 +11,15 @@ import numpy as np
 from torch import Tensor
 
 from vitcli import recipe as recipes
-from vitcli.data import seen_images
 from vitcli.data.split import Split, classes_without
 from vitcli.data.transforms import Preprocessing, preprocessing_of
 from vitcli.distributed import peers
 from vitcli.distributed.runtime import peak_memory_gib
 from vitcli.evaluation import mistakes, multilabel
-from vitcli.evaluation.calibration.stored import Calibration
 from vitcli.evaluation.diagnosis import advice, findings, median_short_side
 from vitcli.evaluation.metrics import Metrics
 from vitcli.evaluation.multilabel import Multilabel, MultilabelMetrics
-from vitcli.evaluation.predictions import Predictions, unique_names, write_predictions
+from vitcli.evaluation.predictions import Predictions, write_predictions
 from vitcli.evaluation.regression import (
     NumberPredictions,
     RegressionTarget,
@@ -38,14 +36,12 @@ from vitcli.output.summaries import RunScores, TrainingSummary
 from vitcli.output.text import NO_LIMIT
 from vitcli.training.objective import gives_several_labels, training_task
 from vitcli.training.setup import TrainingJob
-from vitcli.training.splits import gives_one_class
 from vitcli.training.text import all_rows
 from vitcli.training.validation import AnyMetrics
 from vitcli.weights.average import START
 from vitcli.weights.io import read_weights, write_weights
 from vitcli.weights.licences import KEY as LICENCE
 from vitcli.weights.licences import UNKNOWN
-from vitcli.weights.locate import LAYERED
 
 
 def summarise(
@@ -128,7 +124,7 @@ def findings_of(
     labels_N = train.read_labels()
     train_counts_K = np.bincount(labels_N[labels_N >= 0], minlength=job.start.arch.num_classes)
     places = mistakes.places_of(eval_split, predictions.rows_N)
-    facts = findings(predictions, names_of_classes(job), places, train_counts_K)
+    facts = findings(predictions, job.names_of_classes, places, train_counts_K)
     side, recipe = job.recipe.data.image_size, job.recipe
     is_balanced = recipe.data.sampling != "uniform" or recipe.objective.class_weights != "none"
     lines = advice(
@@ -157,34 +153,17 @@ def details_of(
     job: TrainingJob,
     metrics: Any,
     predictions: Predictions | NumberPredictions | None,
-    stored: Multilabel | Calibration | None,
     skipped: set[str],
 ) -> dict[str, Any]:
-    """Return what only some summaries have: of numbers their scale and intervals, of several labels the F1.
-
-    Of one label, see `findings_of`, and the calibration of fine-tuned weights.
+    """Return what only some summaries have: of numbers their scale and intervals, of one label `findings_of`.
 
     Args:
         metrics, predictions: of the held-out images, predictions where they are kept.
-        stored: thresholds of a run of several labels, or the calibration of a classifier.
         skipped: names of images that could not be read.
     """
     if isinstance(predictions, NumberPredictions):
         return {**target_of_run(job).as_metadata(), "intervals": intervals_of(predictions)}
-    if gives_one_class(job.recipe, job.splits.train) and job.command == "finetune":
-        calibration = {"belief": stored.facts() if stored else None}
-        return findings_of(job, metrics, predictions, len(skipped)) | calibration
-    if stored is None or predictions is None or predictions.logits_NK is None:
-        return findings_of(job, metrics, predictions, len(skipped))
-    about = {"class_names": names_of_classes(job), "fingerprint": job.splits.eval.fingerprint}
-    results = multilabel.results_of(predictions, stored, **about)
-    return {key: results[key] for key in ("f1_at_thresholds", "thresholds_chosen_on")}
-
-
-def names_of_classes(job: TrainingJob) -> tuple[str, ...]:
-    """Return a name of each output of a run, each unique."""
-    numbered = [f"class {number}" for number in range(job.start.arch.num_classes)]
-    return unique_names(job.splits.train.class_names or numbered)
+    return findings_of(job, metrics, predictions, len(skipped))
 
 
 def target_of_run(job: TrainingJob) -> RegressionTarget | None:
@@ -223,14 +202,12 @@ def write_results(
     summary: dict[str, Any],
     weights: dict[str, Tensor],
     *,
-    seen: dict[str, str] | None,
-    stored: Multilabel | Calibration | None = None,
+    metadata: dict[str, Any],
 ) -> None:
     """Write weights, predictions, figures, card and, last, the summary: it marks the run as finished.
 
     Args:
-        seen: the images of the run, see `seen_images.record`.
-        stored: thresholds of a run of several labels, or the calibration of a classifier.
+        metadata: what is stored with the weights and is known after the last step alone.
     """
     from vitcli.output import plots  # both load matplotlib: 50 MB that training need not have
     from vitcli.training import figures
@@ -239,17 +216,14 @@ def write_results(
     if summary["fewshot"]:
         folder.log({"step": job.plan.total_steps, "probe": summary["fewshot"]})
     described = weights_description(job)
-    described["metadata"] |= {seen_images.KEY: seen} if seen else {}
-    described["metadata"] |= stored.as_metadata() if stored else {}
-    described["metadata"] |= {LAYERED: True} if (summary.get("refit") or {}).get("head_layers") else {}
-    described["metadata"] |= {"delivered": summary["delivered"]} if "delivered" in summary else {}
+    described["metadata"] |= metadata
     if isinstance(metrics, Metrics | MultilabelMetrics):
         described["metadata"] |= {"top1": metrics.top1}
     write_weights(folder.path, weights, job.start.arch, **described)
     if isinstance(predictions, NumberPredictions):
         _write_numbers(job, folder.path, predictions, summary)
     elif predictions:
-        names, pixels = names_of_classes(job), preprocessing_of(job.recipe.data)
+        names, pixels = job.names_of_classes, preprocessing_of(job.recipe.data)
         write_run_predictions(folder.path, job.splits.eval, pixels, names, predictions, summary)
     records = read_jsonl(folder.path / run_folder.METRICS)
     lengths = dict(num_steps=job.plan.total_steps, num_classes=job.start.arch.num_classes)

@@ -1,14 +1,13 @@
 """One training run, from its job to a finished run folder: resume, train, evaluate, write the results."""
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from vitcli.data import loader, seen_images
 from vitcli.data.loader import Batch
@@ -16,26 +15,22 @@ from vitcli.data.sampler import TrainSampler
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.data.transforms import train_transform_of
-from vitcli.distributed import fsdp, launch, peers, startup
+from vitcli.distributed import launch, peers, startup
 from vitcli.distributed.runtime import Runtime, peak_memory_gib
 from vitcli.errors import MachineError, NotFiniteError, Stopped
-from vitcli.evaluation.metrics import Metrics
 from vitcli.evaluation.predictions import Predictions, scores_of_classes
-from vitcli.models.layered_head import with_layered_head
 from vitcli.output import run_folder
 from vitcli.output.atomic import TEMPORARY, read_json
 from vitcli.output.profile import StepProfiler, marked
 from vitcli.output.run_folder import RunFolder
-from vitcli.output.text import count_of, lines_of, probe_head_text
+from vitcli.output.text import count_of, lines_of
 from vitcli.recipe import Recipe
-from vitcli.recipe.schema import REFIT
 from vitcli.training import checkpoint, notes
 from vitcli.training.loop import LoopSettings, train
-from vitcli.training.methods import refit, resolutions
+from vitcli.training.methods import resolutions
 from vitcli.training.methods.early_stopping import BestWeights
 from vitcli.training.methods.imbalance import class_order, loss_weights
 from vitcli.training.methods.time_limit import TimeLimit, scoring_of
-from vitcli.training.methods.wise_ft import choose, interpolate
 from vitcli.training.objective import training_task
 from vitcli.training.results import details_of, summarise, weights_description, write_results
 from vitcli.training.setup import TrainingJob, describe
@@ -64,15 +59,29 @@ class TrainingRun:
     """A run from its first step, or from its last checkpoint, to its end."""
 
     def __init__(self, job: TrainingJob):
-        self.job = job
+        self._job = job
         self.recipe, self.runtime = job.recipe, job.runtime
         self.num_threads = job.options.workers or loader.default_threads(job.runtime.processes_here)
         weights = loss_weights(job.splits.train, job.recipe)
         self.task = training_task(job.recipe.objective, job.splits.train, class_weights=weights)
         self.path: Path | None = None
+        # From the first step on.
+        self.state: TrainingState | None = None
+        self.evaluation: PeriodicEvaluation | None = None
         # Of the first process only.
         self.folder: RunFolder | None = None
         self.tracking: Tracking | None = None
+
+    @property
+    def job(self) -> TrainingJob:
+        """What is decided of the run; methods and plans of a time limit may change it."""
+        return self._job
+
+    @job.setter
+    def job(self, job: TrainingJob) -> None:
+        self._job = job
+        if self.evaluation:
+            self.evaluation.job = job
 
     def run(self) -> dict[str, Any]:
         """Train, write the results into the run folder and return the summary."""
@@ -81,23 +90,33 @@ class TrainingRun:
         check_shared(self.runtime, self.path)
         try:
             # Build the model's state, or load the last checkpoint into it.
-            state = self._resumed_state()
+            self.state = state = self._resumed_state()
             self.runtime.on_main(self._start_tracking)
+            self.evaluation = evaluation = self._evaluation(state)
 
             # Train.
-            evaluation = self._evaluation(state)
-            delivery = self._method(state)(state, evaluation)
+            methods = self.job.methods
+            for method in methods:
+                method.before_steps(self)
+            of_training, diverged = self._train_and_save()
+            delivery: dict[str, Any] = {}
+            for method in methods:
+                delivery |= method.after_steps(self, diverged)
+            delivery |= of_training
 
             # Evaluate the final weights and write the results.
             launch.enter("the final evaluation")
             score = self.job.options.scores_of_folds if self.job.is_of_all_folds else evaluation.predict
             metrics, skipped, predictions = score()
-            stored = evaluation.choose_thresholds(predictions)
-            stored = stored or evaluation.calibrate(is_probe=delivery.get("delivered_alpha") == 0)
+            results = [method.results(self, predictions, delivery) for method in methods]
             class_scores = scores_of_classes(predictions) if isinstance(predictions, Predictions) else None
             probe = evaluation.few_shot_probe(self.job.plan.total_steps) if self.recipe.eval.probe else None
             skipped = self.runtime.union(state.skipped | set(skipped))
             seen, num_held_out = self._seen_images()
+            details = details_of(self.job, metrics, predictions, skipped)
+            metadata: dict[str, Any] = {seen_images.KEY: seen} if seen else {}
+            for of_summary, of_weights in results:
+                details, metadata = details | of_summary, metadata | of_weights
             summary = summarise(
                 self.job,
                 self.path,
@@ -106,13 +125,14 @@ class TrainingRun:
                 skipped=skipped,
                 probe=probe,
                 class_means=class_scores.means() if class_scores else {},
-                details=num_held_out | details_of(self.job, metrics, predictions, stored, skipped) | delivery,
+                details=num_held_out | details | delivery,
             )
             weights = state.final_weights()
             if self.folder:
                 published = self.task.published(weights)
-                about = {"seen": seen, "stored": stored}
-                write_results(self.job, self.folder, metrics, predictions, summary, published, **about)
+                write_results(
+                    self.job, self.folder, metrics, predictions, summary, published, metadata=metadata
+                )
         except NotFiniteError as error:
             if self.runtime.is_main:  # which has written it, where others may be faster
                 step = run_folder.newest_checkpoint_step(self.path)
@@ -135,80 +155,18 @@ class TrainingRun:
                 self.folder.close()
         return summary
 
-    def _train_and_save(self, state: TrainingState, evaluation: PeriodicEvaluation) -> dict[str, Any]:
-        """Train, and return for the summary which step's weights are delivered where that is not the end."""
-        with Saver(state, self.job, self.path, self.folder) as saver:
-            self._train(state, evaluation, saver)
-        chosen_by = {"num_choice_examples": len(self.job.splits.choice)} if self.job.splits.choice else {}
-        return chosen_by | ({"best_step": state.best.step} if state.best else {})
-
-    def _method(self, state: TrainingState) -> Callable[..., dict[str, Any]]:
-        """Return how the run trains, by the head that it starts or ends with."""
-        if state.start:
-            return self._train_from_probe
-        return self._train_and_refit if self.recipe.model.head == REFIT else self._train_and_save
-
-    def _train_and_refit(self, state: TrainingState, evaluation: PeriodicEvaluation) -> dict[str, Any]:
-        """Train, and let the closed form on the tuned features join the head; return both for the summary.
-
-        The closed form before training says which labels it contradicts.
-        """
-        if state.frozen_head is None:
-            launch.enter("the feature pass before training")
-            before = evaluation.fit_closed_form(head_layers=self.recipe.model.head_layers)
-            state.frozen_head = before.facts if before else {}
-            if before:
-                asked = self.recipe.model.head_layers
-                self.job.progress.detail(probe_head_text(before.facts, head_layers=asked))
-        lr = refit.lr_of(self.recipe, state.frozen_head)
-        if lr != self.recipe.optimizer.lr:
-            self.job.progress.detail(f"learning rate {lr:g}: images that the frozen features do not know")
-            self.job = evaluation.job = self.job.with_lr(lr)
-        best = self._train_and_save(state, evaluation)
-        launch.enter("the feature pass of the refitted head")
-        if state.average:
-            state.model.load_state_dict(fsdp.all_sliced_like(state.average.tensors, state.model.state_dict()))
-            state.average = None
-        if num_layers := refit.layers_of(state.frozen_head):
-            state.model = with_layered_head(state.model, num_layers)
-            self.job = evaluation.job = self.job.with_layered_head(num_layers)
-        after = evaluation.fit_closed_form(head_layers=None)
-        if after:
-            refit.join(state.model, after)
-        return refit.facts_of(state.frozen_head or None, after) | best
-
-    def _train_from_probe(self, state: TrainingState, evaluation: PeriodicEvaluation) -> dict[str, Any]:
-        """Train from the closed form, and leave the best of start, end and what is between in the network.
-
-        Delivered is the probe that is fitted on the images of this choice too. Training whose numbers are not
-        finite leaves the probe. Returns the choice, for the summary.
-        """
-        evaluation.fit_heads()
-        diverged, best = "", {}
+    def _train_and_save(self) -> tuple[dict[str, Any], str]:
+        """Train; return keys of the summary, and why training ended early where its methods survive that."""
         try:
-            best = self._train_and_save(state, evaluation)
+            with Saver(self.state, self.job, self.path, self.folder) as saver:
+                self._train(self.state, self.evaluation, saver)
         except NotFiniteError as error:
-            diverged = f"{error.message} ({error.where})"
-        launch.enter("the choice between the probe head and the fine-tuned network")
-        final = dict(state.average.tensors if state.average else state.model.state_dict())
-        final = {name: value.detach().clone() for name, value in final.items()}
-        state.average = None
-
-        def load(alpha: float, start: dict[str, Tensor]) -> None:
-            weights = interpolate(start, final, alpha)
-            state.model.load_state_dict(fsdp.all_sliced_like(weights, final))
-
-        def score(alpha: float) -> Metrics | None:
-            load(alpha, state.start.tensors)
-            return evaluation.score_choice()
-
-        delivery = choose(score, self.job.splits.choice, facts=state.start.facts, diverged=diverged)
-        load(delivery.alpha, state.start.delivered)
-        if diverged:
-            self.job.progress.note(f"note: training diverged, the probe head is delivered: {diverged}")
-        if self.folder:
-            self.folder.log({"step": self.job.plan.total_steps, **delivery.record()})
-        return delivery.summary() | best
+            if not self.job.survives_divergence:
+                raise
+            return {}, f"{error.message} ({error.where})"
+        choice, best = self.job.splits.choice, self.state.best
+        chosen_by = {"num_choice_examples": len(choice)} if choice else {}
+        return chosen_by | ({"best_step": best.step} if best else {}), ""
 
     def measure(self) -> dict[str, float]:
         """Return speed and memory of ten real steps, after the first ones; nothing is written."""
@@ -346,7 +304,7 @@ class TrainingRun:
         step, limit, before = state.step, state.limit, self.job.plan.total_steps
         is_over = state.best is not None and state.best.is_over
         total_steps = step if is_over else self.runtime.on_main(lambda: limit.plan(step))
-        self.job = evaluation.job = self.job.replanned(step, total_steps)
+        self.job = self.job.replanned(step, total_steps)
         self.runtime.on_main(self._write_plan)
         self.job.progress.end()
         if is_over:

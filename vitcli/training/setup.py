@@ -25,7 +25,7 @@ from vitcli.distributed.runtime import Runtime, peak_memory_gib, resolve_precisi
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import VitError
 from vitcli.evaluation.metrics import Metrics
-from vitcli.evaluation.predictions import Predictions
+from vitcli.evaluation.predictions import Predictions, unique_names
 from vitcli.evaluation.setup import starts_of
 from vitcli.models import flops
 from vitcli.models.architecture import Architecture
@@ -35,16 +35,16 @@ from vitcli.output import run_folder
 from vitcli.output.atomic import read_json
 from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
-from vitcli.recipe.schema import PROBE, REFIT, Model
+from vitcli.recipe.schema import Model
 from vitcli.training import notes, schedule, tracking
 from vitcli.training.auto_batch_size import find_max_batch_size, max_part_on_gpu
 from vitcli.training.gradients import check_parts, exact_per_device_batch
 from vitcli.training.methods import resolutions
-from vitcli.training.methods.calibrate import OutOfFold
 from vitcli.training.methods.imbalance import check_imbalance
+from vitcli.training.methods.known import methods_of
+from vitcli.training.methods.method import Method
+from vitcli.training.methods.out_of_fold import OutOfFold
 from vitcli.training.methods.partial import depths_of
-from vitcli.training.methods.refit import candidates, check_refit
-from vitcli.training.methods.wise_ft import ALPHAS
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch
 from vitcli.training.splits import RunData, RunSplits, check_labels
@@ -145,6 +145,7 @@ class TrainingJob:
         images: the decoded images that are kept.
         contents: of training and held-out images, see `data.data_fingerprint`.
         notes: what a reader of the result should know, see `notes.Opening`.
+        methods: what the recipe asks for besides the steps of the loop.
         plan: that of the last step; of a run with a time limit it is made while it runs.
         earlier_plans: those before it, each with the number of the update at which the next one began.
     """
@@ -160,6 +161,7 @@ class TrainingJob:
     images: ImageCache
     contents: tuple[SplitContents, ...] = (SplitContents(), SplitContents())
     notes: tuple[str, ...] = ()
+    methods: tuple[Method, ...] = ()
     earlier_plans: tuple[tuple[int, Plan], ...] = ()
 
     def replanned(self, step: int, total_steps: int) -> "TrainingJob":
@@ -182,6 +184,17 @@ class TrainingJob:
         """Return the plan of update number `step`, and the number of the update at which another begins."""
         earlier = ((plan, end) for end, plan in self.earlier_plans if step < end)
         return next(earlier, (self.plan, self.plan.total_steps))
+
+    @property
+    def names_of_classes(self) -> tuple[str, ...]:
+        """A name of each output, each unique."""
+        numbered = [f"class {number}" for number in range(self.start.arch.num_classes)]
+        return unique_names(self.splits.train.class_names or numbered)
+
+    @property
+    def survives_divergence(self) -> bool:
+        """Whether something is delivered if training diverges."""
+        return any(method.survives_divergence for method in self.methods)
 
     @property
     def is_of_all_folds(self) -> bool:
@@ -233,7 +246,9 @@ def set_up(
     splits = data.splits_of(recipe, plan_only=plan_only, calibrates=calibrates)
     check_labels(splits.train, recipe)
     check_imbalance(splits.train, recipe)
-    check_refit(splits.train, recipe)
+    methods = methods_of(command, recipe, splits)
+    for method in methods:
+        method.check(splits)
 
     # Join the other processes.
     runtime = start_runtime(
@@ -263,7 +278,7 @@ def set_up(
     opening.show(progress, is_first=progress.is_first(OPENING))
     kept_for = {"processes_here": runtime.processes_here, "has_siblings": options.has_siblings}
     images = images or ImageCache(recipe.data.cache, **kept_for)
-    parts = (splits, start, plan, images, contents, tuple(opening.notes))
+    parts = (splits, start, plan, images, contents, tuple(opening.notes), methods)
     job = TrainingJob(command, recipe, options, runtime, progress, *parts)
     return job if plan_only else _with_cached_images(job)
 
@@ -280,13 +295,13 @@ def _with_cached_images(job: TrainingJob) -> TrainingJob:
     prepared = partial(images.attach, preprocessing=preprocessing_of(recipe.data))
     # Each crop of a JPEG that is shrunk as it is decoded has pixels of its own.
     is_exact = recipe.data.decode == "exact"
-    visits = job.plan.epochs + {PROBE: 1, REFIT: 2}.get(recipe.model.head, 0)  # feature passes
+    visits = job.plan.epochs + sum(method.feature_passes for method in job.methods)
     train = images.attach(splits.train, visits=visits) if is_exact else splits.train
     passes = 1 + (job.plan.total_steps // every if every else 0)
     scored = prepared(splits.eval, visits=passes)
     if images.num_runs > 1 and scored.dev_cut:  # its images are trained on in the final runs
         scored = images.attach(scored, visits=passes)
-    choice = splits.choice and prepared(splits.choice, visits=1 + len(ALPHAS))  # with the feature pass
+    choice = splits.choice and prepared(splits.choice, visits=1 + passes)
     if line := images.line():
         job.progress.detail(line)
     return replace(job, splits=splits.replaced(train=train, eval=scored, choice=choice))
@@ -535,7 +550,7 @@ def describe(job: TrainingJob) -> dict[str, Any]:
         **asdict(job.plan),
         "epochs": job.plan.epochs,
         **({"max_minutes": minutes} if (minutes := job.recipe.schedule.max_minutes) else {}),
-        "candidates": candidates(job.recipe),
+        "candidates": [choice for method in job.methods for choice in method.candidates()],
         "precision": job.runtime.precision,
         "estimated_peak_memory_gib": _estimated_memory_gib(job),
         "recipe_name": job.recipe.name,

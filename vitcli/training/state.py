@@ -18,13 +18,11 @@ from vitcli.distributed.transfer import select_device, single_core_pool
 from vitcli.errors import VitError
 from vitcli.output.run_folder import RunFolder, library_versions
 from vitcli.output.text import duration
-from vitcli.recipe.schema import PROBE, REFIT
 from vitcli.training import checkpoint
 from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.gradients import DdpSum, PairwiseSum, ShardedSum
-from vitcli.training.methods import refit
 from vitcli.training.methods.early_stopping import BestWeights
-from vitcli.training.methods.initial_head import InitialHead, copy_of, start_weights
+from vitcli.training.methods.method import Method
 from vitcli.training.methods.time_limit import TimeLimit
 from vitcli.training.optim import WeightAverage, build_optimizer, is_fused, unfuse
 from vitcli.training.setup import TrainingJob
@@ -41,8 +39,7 @@ class TrainingState:
         gradients: sums the gradients of a step's micro-batches over all processes.
         average: Polyak average of the weights, if the recipe asks for one.
         group: process group in which the slices of a sharded model are saved; None for whole models.
-        start: the weights before step 1 of a run with a probe head; None for any other head.
-        frozen_head: of a run that refits its head, facts of the closed form before step 1; None before.
+        methods: what they have stored is in each checkpoint.
         step: optimizer steps done.
         elapsed_s: time spent in steps, including those before a resume.
         skipped: names of the undecodable images that this process left out.
@@ -58,8 +55,7 @@ class TrainingState:
     gradients: DdpSum | PairwiseSum
     average: WeightAverage | None = None
     group: Any = None
-    start: InitialHead | None = None
-    frozen_head: dict[str, Any] | None = None
+    methods: tuple[Method, ...] = ()
     step: int = 0
     elapsed_s: float = 0.0
     skipped: set[str] = field(default_factory=set)
@@ -99,18 +95,16 @@ class TrainingState:
             **({"used_s": self.limit.used_s()} if self.limit else {}),
             **({"best": self.best.state()} if self.best else {}),
         }
-        if self.start:
-            state["probe_head"] = self.start.state()
-        if self.frozen_head is not None:
-            state["frozen_head"] = self.frozen_head
+        for method in self.methods:
+            state |= method.state()
         if self.group is None and not self.runtime.is_main:
             return None
         average = self.average.tensors if self.average else None
         tensors = checkpoint.copy_tensors(self.model, self.optimizer, average)
         if self.best and self.best.tensors:
             tensors["best"] = self.best.tensors
-        if self.start:
-            tensors["start"] = self.start.stored
+        for method in self.methods:
+            tensors |= method.tensors()
         # Each process sees its own slices only, and all must agree to write.
         if self.group is not None:
             non_finite = self.runtime.union(set(checkpoint.find_non_finite(tensors)))
@@ -126,15 +120,16 @@ def build_state(job: TrainingJob) -> TrainingState:
     if job.recipe.model.grad_checkpointing:
         model.set_grad_checkpointing(True)
 
-    # The optimizer takes the parameters as they are after sharding; so does the copy of the start.
-    start = start_weights(model) if job.recipe.model.head == PROBE else None
+    # The optimizer takes the parameters as they are after sharding.
+    for method in job.methods:
+        method.take(model)
     group = None
     if options.shard and runtime.world_size > 1:
         group = fsdp.shard(model, runtime)
     else:
         model.to(runtime.device)
-    if start:
-        start.tensors = copy_of(model)
+    for method in job.methods:
+        method.place(model)
     optimizer = build_optimizer(model, settings)
     if options.compile and model._compiled_call_impl is None:  # the runs of a sweep share a compiled network
         model.compile()
@@ -150,7 +145,7 @@ def build_state(job: TrainingJob) -> TrainingState:
         wrapped = runtime.accelerator.prepare(model, device_placement=[False])
         gradients = DdpSum(wrapped, runtime, parts=parts)
     average = WeightAverage(model, factor=settings.average) if settings.average else None
-    return TrainingState(runtime, model, wrapped, optimizer, gradients, average, group, start)
+    return TrainingState(runtime, model, wrapped, optimizer, gradients, average, group, job.methods)
 
 
 def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder | None) -> None:
@@ -184,14 +179,12 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
             total_steps=job.plan.total_steps,
             is_averaged=state.average is not None,
             may_have_skipped=state.runtime.precision == "fp16",
-            heads=state.start.stored if state.start else None,
+            of_methods={kind: x for method in state.methods for kind, x in method.tensors().items()},
         )
     _compare_fingerprints(saved.state["fingerprint"], job)
     state.model.load_state_dict(fsdp.all_sliced_like(saved.tensors["model"], current))
-    if state.start:
-        state.start.restore(saved.tensors["start"], saved.state["probe_head"])
-    if job.recipe.model.head == REFIT:
-        state.frozen_head = refit.restored(saved.state.get("frozen_head", {}))
+    for method in state.methods:
+        method.restore(saved)
     if not saved.state["fused"]:  # begun without, on another device
         unfuse(state.optimizer)
     checkpoint.restore_optimizer(state.model, state.optimizer, saved.tensors["optimizer"])

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -15,14 +14,12 @@ from torch import nn
 
 from vitcli.data.split import Split
 from vitcli.data.transforms import preprocessing_of
-from vitcli.distributed import fsdp, launch
+from vitcli.distributed import fsdp
 from vitcli.errors import NotFiniteError
 from vitcli.evaluation import inference, masked_patch, multilabel, regression
-from vitcli.evaluation.calibration.out_of_distribution import WEAK
-from vitcli.evaluation.calibration.stored import Calibration
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.metrics import Metrics, PatchMetrics, metrics_of
-from vitcli.evaluation.multilabel import Multilabel, MultilabelMetrics
+from vitcli.evaluation.multilabel import MultilabelMetrics
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.regression import NumberPredictions, RegressionMetrics
 from vitcli.evaluation.setup import settings_of_run
@@ -30,13 +27,8 @@ from vitcli.features import draws as features_draws
 from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.output.summaries import Probe
-from vitcli.output.text import compute_text, probe_head_text
-from vitcli.training.methods import out_of_fold, refit
-from vitcli.training.methods.calibrate import OutputPasses, calibrate
-from vitcli.training.methods.imbalance import balance_of
-from vitcli.training.methods.initial_head import fit_heads
+from vitcli.output.text import compute_text
 from vitcli.training.methods.partial import adapters_merged
-from vitcli.training.methods.probe_head import ClosedFormHead
 from vitcli.training.objective import TrainingTask, gives_several_labels
 from vitcli.training.setup import TrainingJob
 from vitcli.training.state import TrainingState
@@ -77,7 +69,7 @@ class PeriodicEvaluation:
         """Measure the time to score a few images of the held-out split."""
         count = min(len(self.job.splits.eval), TIMED_BATCHES * self.settings.batch_size)
         few, began_at = self.job.splits.eval.rows(np.arange(count)), time.perf_counter()
-        with self._evaluated_model() as model:
+        with self.evaluated_model() as model:
             self.task.score(model, few, self.preprocessing, self.settings)
         return (time.perf_counter() - began_at) / count
 
@@ -110,7 +102,7 @@ class PeriodicEvaluation:
     def score_to_stop(self, step: int) -> AnyMetrics:
         """Score the images that decide about the end of the run, and keep the best weights."""
         state = self.state
-        with self._evaluated_model() as model:
+        with self.evaluated_model() as model:
             metrics, _ = self.task.score(model, self.job.splits.choice, self.preprocessing, self.settings)
         state.best.observe(
             step, metrics, state.average.tensors if state.average else state.model.state_dict()
@@ -119,8 +111,8 @@ class PeriodicEvaluation:
 
     def evaluate(self) -> tuple[AnyMetrics, list[str]]:
         """Score the held-out split; return the metrics and the names of the undecodable images."""
-        with self._evaluated_model() as model:
-            if self.state.start:
+        with self.evaluated_model() as model:
+            if self.job.survives_divergence:
                 return self._evaluate_any(model)
             metrics, skipped = self.task.score(model, self.job.splits.eval, self.preprocessing, self.settings)
             if isinstance(model, MaskedPatchModel) and self.run_dir:
@@ -142,43 +134,16 @@ class PeriodicEvaluation:
 
     def score_choice(self) -> Metrics | None:
         """Score the images to choose by; None if an output is not finite."""
-        with self._evaluated_model() as model:
+        with self.evaluated_model() as model:
             metrics, _ = inference.evaluate_any(
-                model, self.job.splits.choice, self.preprocessing, self._as_in_training
+                model, self.job.splits.choice, self.preprocessing, self.as_in_training
             )
         return metrics
 
     @property
-    def _as_in_training(self) -> EvalSettings:
+    def as_in_training(self) -> EvalSettings:
         """The precision of a training step: of what only compares weights of this run, or starts it."""
         return replace(self.settings, precision=self.job.runtime.precision)
-
-    def fit_heads(self) -> None:
-        """Make the closed form on the training images the head of the network, unless a checkpoint had it."""
-        start, split, progress = self.state.start, self.job.splits.train, self.job.progress
-        recipe = self.job.recipe
-        if start is None or start.facts:
-            return
-        launch.enter("the feature pass of the probe head")
-        with self._evaluated_model() as model:
-            about = {"loss": recipe.objective.loss, "balance": balance_of(recipe)}
-            splits = split, self.job.splits.choice
-            how = self.preprocessing, self._as_in_training
-            layer, whole, skipped = fit_heads(model, *splits, *how, **about)
-        start.set_heads(self.state.model, layer, whole)
-        self.state.skipped |= set(skipped)
-        progress.detail(probe_head_text(start.facts))
-
-    def fit_closed_form(self, *, head_layers: int | None) -> ClosedFormHead | None:
-        """Return the closed form on training images, see `refit.fit`."""
-        job, recipe = self.job, self.job.recipe
-        about = {"loss": recipe.objective.loss, "balance": balance_of(recipe)}
-        about |= {"most_rows": refit.num_rows(job.splits.train, job.plan), "head_layers": head_layers}
-        with self._evaluated_model() as model:
-            how = job.splits.train, self.preprocessing, self._as_in_training
-            head, skipped = refit.fit(model, *how, **about)
-        self.state.skipped |= set(skipped)
-        return head
 
     def predict(self) -> tuple[AnyMetrics, list[str], Predictions | NumberPredictions | None]:
         """As `evaluate`, and return the prediction of each row.
@@ -187,80 +152,23 @@ class PeriodicEvaluation:
         """
         split = self.job.splits.eval
         if target := self.task.target:
-            with self._evaluated_model() as model:
+            with self.evaluated_model() as model:
                 arguments = model, split, self.preprocessing, self.settings
                 numbers, skipped = regression.predict_numbers(*arguments, target=target)
             return regression.metrics_of(numbers, target), skipped, numbers
         has_none = self.job.recipe.objective.loss == "masked_patch" or len(split) > MOST_PREDICTIONS
         if has_none or (split.is_multilabel and split.is_large):
             return *self.evaluate(), None
-        predictions, skipped = self._predictions_of(split)
+        predictions, skipped = self.predictions_of(split)
         if gives_several_labels(self.job.recipe.objective, self.job.splits.train):
             return multilabel.multilabel_metrics(predictions), skipped, predictions
         ranks_N, losses_N = map(torch.from_numpy, (predictions.ranks_N, predictions.losses_N))
         return metrics_of(ranks_N, losses_N), skipped, predictions
 
-    def choose_thresholds(self, predictions: Predictions | None) -> Multilabel | None:
-        """Return the thresholds of a run of several labels, by the job's images to choose by; None of others.
-
-        Args:
-            predictions: of the held-out split.
-        """
-        job, split = self.job, self.job.splits.thresholds
-        if not gives_several_labels(job.recipe.objective, job.splits.train):
-            return None
-        even = Multilabel((multilabel.EVEN,) * job.start.arch.num_classes)
-        if split is None or predictions is None or predictions.logits_NK is None:
-            return even
-        if split is not job.splits.eval:
-            predictions, _ = self._predictions_of(split)
-        return multilabel.choose(predictions, split)
-
-    def calibrate(self, *, is_probe: bool) -> Calibration | None:
-        """Return the calibration of the network that is delivered; None where nothing can be said.
-
-        Args:
-            is_probe: whether that is the closed form on training images and images to choose by.
-
-        What the network of a fold says of it is written into the run folder.
-        """
-        job, split, recipe = self.job, self.job.splits.calibration, self.job.recipe
-        if split is None:
-            return None
-        how = {}
-        if is_probe:
-            split = job.splits.choice
-            how["probe"] = {"loss": recipe.objective.loss, "balance": balance_of(recipe)}
-        elif job.is_of_all_folds:
-            how["folds"] = job.options.outputs_of_folds
-        launch.enter("the calibration pass")
-        with self._evaluated_model() as model:
-            about = {"num_classes": job.start.arch.num_classes}
-            passes = OutputPasses(model, self.preprocessing, self.settings, **about)
-            calibration = calibrate(passes, job.splits.train, split, **how)
-            if job.is_of_one_fold:
-                self._keep_out_of_fold(passes)
-        self.state.skipped |= passes.skipped
-        if isinstance(calibration, str):
-            job.progress.detail(f"no prediction sets are stored with the weights: {calibration}")
-            return None
-        unlike = calibration.unlike
-        if unlike is not None and unlike.auroc is not None and unlike.auroc < WEAK:
-            few = "what is unlike the training images is hard to tell from these images"
-            job.progress.detail(f"{few}: images of a class left out rank above others in {unlike.auroc:.0%}")
-        return calibration
-
-    def _keep_out_of_fold(self, passes: OutputPasses) -> None:
-        """Write what the network says of its fold, to calibrate the one of all folds."""
-        job = self.job
-        parts = [part for part in (job.splits.train, job.splits.choice, job.splits.eval) if part is not None]
-        train, fold = passes.of(job.splits.train), passes.of(job.splits.eval)
-        write = partial(out_of_fold.write, self.run_dir, train, fold, num_images=sum(map(len, parts)))
-        job.runtime.on_main(write)
-
-    def _predictions_of(self, split: Split) -> tuple[Predictions, list[str]]:
+    def predictions_of(self, split: Split) -> tuple[Predictions, list[str]]:
+        """Return the predictions of a split, and the names of the undecodable images."""
         num_classes = self.job.start.arch.num_classes
-        with self._evaluated_model() as model:
+        with self.evaluated_model() as model:
             return inference.predict_split(
                 model, split, self.preprocessing, self.settings, num_classes=num_classes, project=None
             )
@@ -275,7 +183,7 @@ class PeriodicEvaluation:
             labels_N, num_classes=train.num_classes, shots=[shots], seeds=PROBE_SEEDS
         )
         rows = features_draws.drawn_rows(draws)
-        with self._evaluated_model() as model:
+        with self.evaluated_model() as model:
             of_train, of_test = (
                 inference.features_and_logits(model, split, self.preprocessing, self.settings)
                 for split in (train.rows(rows), test)
@@ -311,7 +219,7 @@ class PeriodicEvaluation:
         )
 
     @contextmanager
-    def _evaluated_model(self) -> Iterator[nn.Module]:
+    def evaluated_model(self) -> Iterator[nn.Module]:
         """Give the model to evaluate: its weights in fp32, never compiled, with averaged weights if enabled.
 
         `vit evaluate` compiles nothing, and compiled kernels differ in the last bits.

@@ -38,7 +38,7 @@ from vitcli.training.many_runs.runs import ManyRuns, SharedParts, Stage
 from vitcli.training.many_runs.sweep import run_or_sweep
 from vitcli.training.many_runs.sweep_results import plan_of_all, totals_of
 from vitcli.training.methods import out_of_fold
-from vitcli.training.methods.calibrate import OutOfFold
+from vitcli.training.methods.out_of_fold import OutOfFold
 from vitcli.training.setup import RunOptions, initial_model
 from vitcli.training.text import fold_line
 

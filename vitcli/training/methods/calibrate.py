@@ -10,9 +10,10 @@ folds say of them, see `out_of_fold`.
 M rows to calibrate by, N training rows, D features, K classes.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,45 +22,106 @@ from torch import nn
 from vitcli.data.parts.splitting import random_subset
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
+from vitcli.distributed import launch
 from vitcli.evaluation import inference
 from vitcli.evaluation.calibration import out_of_distribution, selective
-from vitcli.evaluation.calibration.out_of_distribution import FeatureStatistics, LeftOutRows, UnlikeScore
+from vitcli.evaluation.calibration.out_of_distribution import (
+    WEAK,
+    FeatureStatistics,
+    LeftOutRows,
+    UnlikeScore,
+)
 from vitcli.evaluation.calibration.prediction_sets import LEAST
 from vitcli.evaluation.calibration.results import fitted
 from vitcli.evaluation.calibration.stored import Calibration
 from vitcli.evaluation.calibration.temperature import probabilities
 from vitcli.evaluation.inference import EvalSettings
+from vitcli.evaluation.predictions import Predictions
 from vitcli.features import least_squares
 from vitcli.features.least_squares import has_others
+from vitcli.recipe import Recipe
+from vitcli.training.methods import out_of_fold
+from vitcli.training.methods.imbalance import balance_of
+from vitcli.training.methods.method import Keys, Method
+from vitcli.training.methods.out_of_fold import (
+    MOST_ROWS,
+    OF_FOLDS,
+    OutOfFold,
+    Outputs,
+    rounded_down,
+    statistics_of_rows,
+)
 from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
+from vitcli.training.splits import RunSplits, gives_one_class
 
-MOST_ROWS = 5_000  # images of each pass, a random sample that no seed changes: more change little
-DIGITS = 6  # of what is stored: fewer than sums agree in on other numbers of threads
-OF_FOLDS = UnlikeScore(doubt_weight=1.0)  # distances of all folds are of one score, chosen by none of them
-
-
-@dataclass(frozen=True, eq=False)
-class Outputs:
-    """Outputs of a network for the rows of a split whose outputs are all finite numbers, and their groups."""
-
-    features_ND: np.ndarray
-    logits_NK: np.ndarray
-    labels_N: np.ndarray
-    groups_N: np.ndarray | None
+if TYPE_CHECKING:  # they import this module
+    from vitcli.training.run import TrainingRun
+    from vitcli.training.setup import TrainingJob
 
 
-@dataclass(frozen=True, eq=False)
-class OutOfFold:
-    """What networks say of images that they were not fitted to, nor to another one of the same group.
+class CalibratedWeights(Method):
+    """Temperature, prediction sets and a score of what is unlike the training images, stored with weights."""
 
-    Attributes:
-        logits_MK: float32.
-        distances_M: by the statistics of the images that the network was fitted to; None without them.
-    """
+    @staticmethod
+    def is_asked_for(command: str, recipe: Recipe, splits: RunSplits) -> bool:
+        return command == "finetune" and gives_one_class(recipe, splits.train)
 
-    logits_MK: np.ndarray
-    labels_M: np.ndarray
-    distances_M: np.ndarray | None
+    def num_scored(self, job: "TrainingJob") -> int:
+        """Count images of training, those that calibrate, and the fold that calibrates the network of all."""
+        splits = job.splits
+        passed = [splits.train, splits.calibration] if splits.calibration is not None else []
+        if passed and job.is_of_all_folds:  # which the models of the folds have looked at
+            passed = [splits.train]
+        if passed and job.is_of_one_fold and splits.calibration is not splits.eval:
+            passed += [splits.eval]
+        return sum(min(len(split), MOST_ROWS) for split in passed)
+
+    def results(
+        self, run: "TrainingRun", predictions: Predictions | None, summary: Keys
+    ) -> tuple[Keys, Keys]:
+        stored = self._calibrate(run, is_probe=summary.get("delivered_alpha") == 0)
+        return {"belief": stored and stored.facts()}, stored.as_metadata() if stored else {}
+
+    def _calibrate(self, run: "TrainingRun", *, is_probe: bool) -> Calibration | None:
+        """Return the calibration of the network that is delivered; None where nothing can be said.
+
+        What the network of a fold says of it is written into the run folder.
+
+        Args:
+            is_probe: whether that is the closed form on training images and images to choose by.
+        """
+        job, split, probe, folds = run.job, run.job.splits.calibration, None, None
+        if split is None:
+            return None
+        if is_probe:
+            split = job.splits.choice
+            probe = {"loss": self.recipe.objective.loss, "balance": balance_of(self.recipe)}
+        elif job.is_of_all_folds:
+            folds = job.options.outputs_of_folds
+        launch.enter("the calibration pass")
+        with run.evaluation.evaluated_model() as model:
+            num_classes = job.start.arch.num_classes
+            about = (run.evaluation.preprocessing, run.evaluation.settings)
+            passes = OutputPasses(model, *about, num_classes=num_classes)
+            calibration = calibrate(passes, job.splits.train, split, probe=probe, folds=folds)
+            if job.is_of_one_fold:
+                _keep_out_of_fold(run, passes)
+        run.state.skipped |= passes.skipped
+        if isinstance(calibration, str):
+            job.progress.detail(f"no prediction sets are stored with the weights: {calibration}")
+            return None
+        unlike = calibration.unlike
+        if unlike is not None and unlike.auroc is not None and unlike.auroc < WEAK:
+            few = "what is unlike the training images is hard to tell from these images"
+            job.progress.detail(f"{few}: images of a class left out rank above others in {unlike.auroc:.0%}")
+        return calibration
+
+
+def _keep_out_of_fold(run: "TrainingRun", passes: "OutputPasses") -> None:
+    """Write what the network says of its fold, to calibrate the one of all folds."""
+    splits = run.job.splits
+    train, fold, num_images = passes.of(splits.train), passes.of(splits.eval), sum(map(len, splits.own))
+    run.job.runtime.on_main(partial(out_of_fold.write, run.path, train, fold, num_images=num_images))
 
 
 class OutputPasses:
@@ -130,7 +192,7 @@ def of_network(train: Outputs, held_out: Outputs, split: Split) -> Calibration |
         rows = LeftOutRows(features_ND, labels_N, fold_N, is_train_N, ~is_train_N, logits_NK, logits_NK)
         fold_K = out_of_distribution.folds_of_classes(train.labels_N, num_classes=num_classes)
         score = out_of_distribution.left_out_classes(rows, fold_K)
-        statistics = _statistics_of(train)
+        statistics = statistics_of_rows(train)
         if statistics is not None:
             distances_M = statistics.distances(held_out.features_ND, shrinkage=score.shrinkage)
             unlike = _Unlike(score, statistics, distances_M, held_out.logits_NK)
@@ -140,29 +202,10 @@ def of_network(train: Outputs, held_out: Outputs, split: Split) -> Calibration |
 
 def of_folds(train: Outputs, out_of_fold: OutOfFold, chosen_on: str) -> Calibration | str:
     """Return what the networks of folds show of one that was fitted, as they were, to all images."""
-    unlike, distances_M, statistics = None, out_of_fold.distances_M, _statistics_of(train)
+    unlike, distances_M, statistics = None, out_of_fold.distances_M, statistics_of_rows(train)
     if distances_M is not None and statistics is not None:
         unlike = _Unlike(OF_FOLDS, statistics, distances_M, out_of_fold.logits_MK)
     return _calibration(out_of_fold.logits_MK, out_of_fold.labels_M, unlike, chosen_on, None)
-
-
-def left_out_of(train: Outputs, held_out: Outputs, rows_M: np.ndarray) -> OutOfFold:
-    """Return what a network that was fitted to others says of some of the held-out rows.
-
-    Distances are rounded up to DIGITS digits, so that no number of threads changes them.
-    """
-    distances_M, statistics = None, _statistics_of(train)
-    if statistics is not None:
-        distances_N = statistics.distances(held_out.features_ND, shrinkage=OF_FOLDS.shrinkage)
-        distances_M = np.array([-_rounded_down(-value) for value in distances_N[rows_M]], dtype=np.float64)
-    return OutOfFold(held_out.logits_NK[rows_M], held_out.labels_N[rows_M], distances_M)
-
-
-def _statistics_of(train: Outputs) -> FeatureStatistics | None:
-    if not len(train.labels_N):
-        return None
-    num_classes = train.logits_NK.shape[1]
-    return out_of_distribution.statistics_of(train.features_ND, train.labels_N, num_classes=num_classes)
 
 
 def of_probe(train: Outputs, choice: Outputs, *, loss: str, balance: str) -> Calibration | str:
@@ -235,7 +278,7 @@ def _calibration(
     temperature, sets = fitted(logits_MK, labels_M)
     points = selective.operating_points(logits_MK, labels_M, temperature=temperature)
     # Rounded so that no set gets smaller, and no image like those is flagged.
-    sets = {level: None if least is None else _rounded_down(least) for level, least in sets.items()}
+    sets = {level: None if least is None else rounded_down(least) for level, least in sets.items()}
     about = (points, len(labels_M), chosen_on, fingerprint)
     stored = Calibration(temperature, sets, *about)
     if unlike is None:
@@ -245,16 +288,8 @@ def _calibration(
     chosen = out_of_distribution.threshold_of(unlike.distances_M + score.doubt_weight * doubts_M)
     if chosen is None:
         return stored
-    distance, flagged = -_rounded_down(-chosen[0]), chosen[1]
+    distance, flagged = -rounded_down(-chosen[0]), chosen[1]
     return replace(stored, distance=distance, flagged=flagged, unlike=score, statistics=unlike.statistics)
-
-
-def _rounded_down(value: float) -> float:
-    """Return the largest number of DIGITS digits that is not above the value."""
-    if value == 0:
-        return 0.0
-    scale = 10.0 ** (DIGITS - 1 - math.floor(math.log10(abs(value))))
-    return float(f"{math.floor(value * scale) / scale:.{DIGITS + 2}g}")
 
 
 def _outputs_of(

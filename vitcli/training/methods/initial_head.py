@@ -73,12 +73,19 @@ class InitialHead:
         """Return what a checkpoint's state.json stores."""
         return {"digest": self.digest, **self.facts}
 
-    def restore(self, stored: dict[str, Tensor], state: dict[str, Any]) -> None:
+    def restore(self, stored: dict[str, Tensor], state: Any) -> None:
         """Load the heads of a checkpoint.
 
         Raises:
-            WeightsError: the backbone is no longer the one that the run started from.
+            WeightsError: no run has written these facts, or the backbone is no longer the one that the run
+                started from.
         """
+        if not (isinstance(state, dict) and isinstance(state.get("digest"), str) and len(state) > 1):
+            raise WeightsError(
+                "the checkpoint is not one of this run: the facts of its head are missing",
+                where="state.json of the checkpoint, probe_head",
+                fix="move it out of checkpoints/, or start again with --overwrite",
+            )
         self.facts = {name: value for name, value in state.items() if name != "digest"}
         if state.get("digest") != self.digest:
             raise WeightsError(

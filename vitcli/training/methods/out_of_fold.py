@@ -5,21 +5,51 @@ logits and distances into its folder, before the summary that marks it as finish
 or of a random part, as large in every fold, so that all folds have MOST_ROWS. The last run pools the files.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from vitcli.errors import DataError, VitError
+from vitcli.evaluation.calibration import out_of_distribution
+from vitcli.evaluation.calibration.out_of_distribution import FeatureStatistics, UnlikeScore
 from vitcli.output.atomic import replace_file
 from vitcli.output.run_folder import OUT_OF_FOLD
-from vitcli.training.methods.calibrate import MOST_ROWS, OutOfFold, Outputs, left_out_of
 from vitcli.weights.files import CHECKSUM, checksum_of, read_stored, write_safetensors
 
 MOST_LOGITS = 2**24  # of all folds: 64 MiB, 768 images of 21,843 classes
 MOST_BYTES = 2**27  # of a file: none that was written has more
 SEED = 0  # of the part of each fold
+MOST_ROWS = 5_000  # images of each pass, a random sample that no seed changes: more change little
+DIGITS = 6  # of what is stored: fewer than sums agree in on other numbers of threads
+OF_FOLDS = UnlikeScore(doubt_weight=1.0)  # distances of all folds are of one score, chosen by none of them
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """Outputs of a network for the rows of a split whose outputs are all finite numbers, and their groups."""
+
+    features_ND: np.ndarray
+    logits_NK: np.ndarray
+    labels_N: np.ndarray
+    groups_N: np.ndarray | None
+
+
+@dataclass(frozen=True, eq=False)
+class OutOfFold:
+    """What networks say of images that they were not fitted to, nor to another one of the same group.
+
+    Attributes:
+        logits_MK: float32.
+        distances_M: by the statistics of the images that the network was fitted to; None without them.
+    """
+
+    logits_MK: np.ndarray
+    labels_M: np.ndarray
+    distances_M: np.ndarray | None
 
 
 def write(folder: Path, train: Outputs, fold: Outputs, *, num_images: int) -> None:
@@ -88,3 +118,30 @@ def check(out_of_fold: OutOfFold, num_classes: int) -> None:
         raise ValueError(f"its distances are not those of {count} images")
     if not (np.isfinite(logits_MK).all() and np.isfinite(distances_M).all()):
         raise ValueError("a number is not finite")
+
+
+def left_out_of(train: Outputs, held_out: Outputs, rows_M: np.ndarray) -> OutOfFold:
+    """Return what a network that was fitted to others says of some of the held-out rows.
+
+    Distances are rounded up to DIGITS digits, so that no number of threads changes them.
+    """
+    distances_M, statistics = None, statistics_of_rows(train)
+    if statistics is not None:
+        distances_N = statistics.distances(held_out.features_ND, shrinkage=OF_FOLDS.shrinkage)
+        distances_M = np.array([-rounded_down(-value) for value in distances_N[rows_M]], dtype=np.float64)
+    return OutOfFold(held_out.logits_NK[rows_M], held_out.labels_N[rows_M], distances_M)
+
+
+def statistics_of_rows(train: Outputs) -> FeatureStatistics | None:
+    if not len(train.labels_N):
+        return None
+    num_classes = train.logits_NK.shape[1]
+    return out_of_distribution.statistics_of(train.features_ND, train.labels_N, num_classes=num_classes)
+
+
+def rounded_down(value: float) -> float:
+    """Return the largest number of DIGITS digits that is not above the value."""
+    if value == 0:
+        return 0.0
+    scale = 10.0 ** (DIGITS - 1 - math.floor(math.log10(abs(value))))
+    return float(f"{math.floor(value * scale) / scale:.{DIGITS + 2}g}")

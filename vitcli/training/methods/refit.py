@@ -21,7 +21,7 @@ N rows, D features, K classes.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,11 +30,16 @@ from torch import nn
 from vitcli.data.parts.splitting import random_subset
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
+from vitcli.distributed import fsdp, launch
 from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation.inference import EvalSettings
+from vitcli.evaluation.predictions import Predictions
 from vitcli.models.layered_head import can_read_layers, columns_of_token, with_layered_head
+from vitcli.output.text import probe_head_text
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import REFIT
+from vitcli.training.checkpoint import Checkpoint
+from vitcli.training.methods.imbalance import balance_of
 from vitcli.training.methods.initial_head import (
     MOST_ROWS,
     LabelledFeatures,
@@ -43,8 +48,15 @@ from vitcli.training.methods.initial_head import (
     labels_to_check,
     placed_in_head,
 )
+from vitcli.training.methods.method import Keys, Method
 from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
 from vitcli.training.schedule import Plan
+from vitcli.training.splits import RunSplits
+from vitcli.weights.locate import LAYERED
+
+if TYPE_CHECKING:  # they import this module
+    from vitcli.training.run import TrainingRun
+    from vitcli.training.setup import TrainingJob
 
 PART_OF_RUN = (
     0.1  # of the images that the steps see: each of the two passes takes no more time than a 30th of them
@@ -55,19 +67,88 @@ MOST_SIDE = 5_000  # rows or columns of a closed form on several layers: time gr
 AHEAD = 0.1  # of left-out accuracy, by which several layers have to be better than one
 
 
-def check_refit(train: Split, recipe: Recipe) -> None:
-    """Refuse to refit a head that predicts no single class of an image.
+class RefittedHead(Method):
+    """The closed form on the tuned features, which joins the head after the last step."""
 
-    Raises:
-        VitError: images have several labels or numbers.
-    """
-    if recipe.model.head != REFIT or not (train.is_multilabel or train.has_numbers):
-        return
-    raise VitError(
-        f"the closed form of a refitted head predicts one class, and {train.name} has not one per image",
-        where="recipe key model.head",
-        fix="--set model.head=zero",
-    )
+    feature_passes = 2
+    before: dict[str, Any] | None = None  # facts of the closed form before step 1, {} if there is none
+
+    @staticmethod
+    def is_asked_for(command: str, recipe: Recipe, splits: RunSplits) -> bool:
+        return recipe.model.head == REFIT
+
+    def check(self, splits: RunSplits) -> None:
+        train = splits.train
+        if train.is_multilabel or train.has_numbers:
+            raise VitError(
+                "the closed form of a refitted head predicts one class, "
+                f"and {train.name} has not one per image",
+                where="recipe key model.head",
+                fix="--set model.head=zero",
+            )
+
+    def candidates(self) -> list[str]:
+        return candidates(self.recipe)
+
+    def num_scored(self, job: "TrainingJob") -> int:
+        return num_rows(job.splits.train, job.plan)
+
+    def state(self) -> Keys:
+        return {} if self.before is None else {"frozen_head": self.before}
+
+    def restore(self, saved: Checkpoint) -> None:
+        self.before = restored(saved.state.get("frozen_head", {}))
+
+    def before_steps(self, run: "TrainingRun") -> None:
+        """Fit the closed form that says which labels it contradicts, and take the rate that it asks for."""
+        if self.before is None:
+            launch.enter("the feature pass before training")
+            asked = self.recipe.model.head_layers
+            head = self._fit(run, head_layers=asked)
+            self.before = head.facts if head else {}
+            if head:
+                run.job.progress.detail(probe_head_text(head.facts, head_layers=asked))
+        lr = lr_of(self.recipe, self.before)
+        if lr != self.recipe.optimizer.lr:
+            run.job.progress.detail(f"learning rate {lr:g}: images that the frozen features do not know")
+            run.job = run.job.with_lr(lr)
+
+    def after_steps(self, run: "TrainingRun", diverged: str) -> Keys:
+        """Let the closed form on the tuned features join the head; return both for the summary."""
+        launch.enter("the feature pass of the refitted head")
+        state = run.state
+        if state.average:
+            state.model.load_state_dict(fsdp.all_sliced_like(state.average.tensors, state.model.state_dict()))
+            state.average = None
+        if num_layers := layers_of(self.before):
+            state.model = with_layered_head(state.model, num_layers)
+            run.job = run.job.with_layered_head(num_layers)
+        after = self._fit(run, head_layers=None)
+        if after:
+            join(state.model, after)
+        return facts_of(self.before or None, after)
+
+    def results(
+        self, run: "TrainingRun", predictions: Predictions | None, summary: Keys
+    ) -> tuple[Keys, Keys]:
+        return {}, {LAYERED: True} if (summary["refit"] or {}).get("head_layers") else {}
+
+    def _fit(self, run: "TrainingRun", *, head_layers: int | None) -> ClosedFormHead | None:
+        """Return the closed form on training images, see `fit`."""
+        evaluation, train = run.evaluation, run.job.splits.train
+        with evaluation.evaluated_model() as model:
+            head, skipped = fit(
+                model,
+                train,
+                evaluation.preprocessing,
+                evaluation.as_in_training,
+                most_rows=num_rows(train, run.job.plan),
+                loss=self.recipe.objective.loss,
+                balance=balance_of(self.recipe),
+                head_layers=head_layers,
+            )
+        run.state.skipped |= set(skipped)
+        return head
 
 
 def num_rows(split: Split, plan: Plan) -> int:

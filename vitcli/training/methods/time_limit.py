@@ -14,9 +14,6 @@ from dataclasses import dataclass
 
 from vitcli.errors import VitError
 from vitcli.output.text import count_of, duration
-from vitcli.recipe.schema import PROBE, REFIT
-from vitcli.training.methods import calibrate, refit
-from vitcli.training.methods.wise_ft import ALPHAS
 from vitcli.training.setup import TrainingJob
 
 MEASURED_STEPS = 6  # before the first plan, after one that is slow
@@ -46,29 +43,17 @@ class Scoring:
 def scoring_of(job: TrainingJob) -> Scoring:
     """Return the images that a run scores.
 
-    At its end these are the images to report on and those of a few-shot probe, what thresholds are chosen by,
-    images of training and others that calibrate, and the images to choose by: once for each
-    network that a run with a probe head chooses from, and once more for a run with patience that ends between
-    two evaluations.
+    At its end these are the images to report on, those of a few-shot probe, what the methods of the run pass
+    through the network, and for a run with patience, which may end between two evaluations, the dev split.
     """
-    recipe, num_choice = job.recipe, len(job.splits.choice or ())
-    num_scored = 0 if job.is_of_all_folds else len(job.splits.eval)
-    num_probed = len(job.splits.probe[1]) if job.splits.probe else 0
-    chooses_elsewhere = job.splits.thresholds is not None and job.splits.thresholds is not job.splits.eval
-    num_thresholds = len(job.splits.thresholds) if chooses_elsewhere else 0
-    num_choices = (len(ALPHAS) if recipe.model.head == PROBE else 0) + (recipe.train.patience > 0)
-    num_periodic = num_choice if recipe.train.patience else len(job.splits.eval)
-    calibrated_by = [job.splits.train, job.splits.calibration] if job.splits.calibration is not None else []
-    if calibrated_by and job.is_of_all_folds:  # which the models of the folds have looked at
-        calibrated_by = [job.splits.train]
-    if calibrated_by and job.is_of_one_fold and job.splits.calibration is not job.splits.eval:
-        calibrated_by += [job.splits.eval]
-    num_calibrating = sum(min(len(split), calibrate.MOST_ROWS) for split in calibrated_by)
-    num_refit = refit.num_rows(job.splits.train, job.plan) if recipe.model.head == REFIT else 0
-    num_final = (
-        num_refit + num_scored + num_probed + num_thresholds + num_choices * num_choice + num_calibrating
-    )
-    return Scoring(recipe.eval.every, num_periodic, num_final)
+    splits, patience = job.splits, job.recipe.train.patience
+    num_choice = len(splits.choice or ())
+    num_periodic = num_choice if patience else len(splits.eval)
+    num_final = sum(method.num_scored(job) for method in job.methods)
+    num_final += 0 if job.is_of_all_folds else len(splits.eval)
+    num_final += len(splits.probe[1]) if splits.probe else 0
+    num_final += num_choice if patience else 0
+    return Scoring(job.recipe.eval.every, num_periodic, num_final)
 
 
 class TimeLimit:

@@ -10,13 +10,26 @@ The choice is made on images that are neither trained on nor scored, see `held_o
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitcli.data.split import Split
+from vitcli.distributed import fsdp, launch
 from vitcli.evaluation.metrics import Metrics
-from vitcli.output.text import INTERPOLATED
+from vitcli.evaluation.predictions import Predictions
+from vitcli.output.text import INTERPOLATED, probe_head_text
+from vitcli.recipe import Recipe
+from vitcli.recipe.schema import PROBE
+from vitcli.training.checkpoint import Checkpoint
+from vitcli.training.methods.imbalance import balance_of
+from vitcli.training.methods.initial_head import InitialHead, copy_of, fit_heads, start_weights
+from vitcli.training.methods.method import Keys, Method
+from vitcli.training.splits import RunSplits
+
+if TYPE_CHECKING:  # they import this module
+    from vitcli.training.run import TrainingRun
+    from vitcli.training.setup import TrainingJob
 
 ALPHAS = (1.0, 0.75, 0.5, 0.25, 0.0)  # in the order in which equals are preferred
 NAMES = {0.0: "probe", 1.0: "finetuned"}
@@ -77,6 +90,88 @@ class Delivery:
         """Return the line of metrics.jsonl."""
         names = ("probe_top1", "finetuned_top1", "delivered", "delivered_alpha", "interpolation")
         return {"delivery": {name: self.summary()[name] for name in names}}
+
+
+class WiseFineTuning(Method):
+    """Training that starts from the closed form, and delivers the best of start, end and what is between.
+
+    Delivered is the probe that is fitted on the images of this choice too. Training whose numbers are not
+    finite leaves the probe.
+    """
+
+    feature_passes = 1
+    survives_divergence = True
+    head: InitialHead
+
+    @staticmethod
+    def is_asked_for(command: str, recipe: Recipe, splits: RunSplits) -> bool:
+        return recipe.model.head == PROBE
+
+    def num_scored(self, job: "TrainingJob") -> int:
+        return len(ALPHAS) * len(job.splits.choice or ())
+
+    def take(self, model: nn.Module) -> None:
+        self.head = start_weights(model)
+
+    def place(self, model: nn.Module) -> None:
+        self.head.tensors = copy_of(model)
+
+    def state(self) -> Keys:
+        return {"probe_head": self.head.state()}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        return {"start": self.head.stored}
+
+    def restore(self, saved: Checkpoint) -> None:
+        self.head.restore(saved.tensors["start"], saved.state.get("probe_head"))
+
+    def before_steps(self, run: "TrainingRun") -> None:
+        """Make the closed form on the training images the head of the network, unless a checkpoint had it."""
+        if self.head.facts:
+            return
+        evaluation, splits = run.evaluation, run.job.splits
+        launch.enter("the feature pass of the probe head")
+        with evaluation.evaluated_model() as model:
+            layer, whole, skipped = fit_heads(
+                model,
+                splits.train,
+                splits.choice,
+                evaluation.preprocessing,
+                evaluation.as_in_training,
+                loss=self.recipe.objective.loss,
+                balance=balance_of(self.recipe),
+            )
+        self.head.set_heads(run.state.model, layer, whole)
+        run.state.skipped |= set(skipped)
+        run.job.progress.detail(probe_head_text(self.head.facts))
+
+    def after_steps(self, run: "TrainingRun", diverged: str) -> Keys:
+        launch.enter("the choice between the probe head and the fine-tuned network")
+        state, job = run.state, run.job
+        final = dict(state.average.tensors if state.average else state.model.state_dict())
+        final = {name: value.detach().clone() for name, value in final.items()}
+        state.average = None
+
+        def load(alpha: float, start: dict[str, Tensor]) -> None:
+            weights = interpolate(start, final, alpha)
+            state.model.load_state_dict(fsdp.all_sliced_like(weights, final))
+
+        def score(alpha: float) -> Metrics | None:
+            load(alpha, self.head.tensors)
+            return run.evaluation.score_choice()
+
+        delivery = choose(score, job.splits.choice, facts=self.head.facts, diverged=diverged)
+        load(delivery.alpha, self.head.delivered)
+        if diverged:
+            job.progress.note(f"note: training diverged, the probe head is delivered: {diverged}")
+        if run.folder:
+            run.folder.log({"step": job.plan.total_steps, **delivery.record()})
+        return delivery.summary()
+
+    def results(
+        self, run: "TrainingRun", predictions: Predictions | None, summary: Keys
+    ) -> tuple[Keys, Keys]:
+        return {}, {"delivered": summary["delivered"]}
 
 
 def choose(
