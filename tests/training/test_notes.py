@@ -100,7 +100,7 @@ def test_the_lines_say_network_data_and_what_is_left_out_and_seen_images_come_be
 
     assert lines.lines == (
         "ViT-demo/8 at 64 px from demo: fresh head",
-        f"training on 200 images of 12 classes, 20 to choose by, 100 to score: {tmp_path}",
+        f"training on 200 images of 12 classes, 20 in the dev split, 100 to score: {tmp_path}",
         "left out: 1 of them unreadable, 2 files (HEIC: install pillow-heif, or convert)",
     )
     assert lines.notes[0].startswith("the checkpoint was trained on 7 of the 100 images to score on")

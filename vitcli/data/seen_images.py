@@ -243,7 +243,7 @@ def held_out_part(
         )
     num_new = len(whole) - num_trained - len(held_rows)
     there = "all" if len(held_rows) == len(held_out) else f"{len(held_rows):,} of the"
-    note = f"the images have changed since the run: {there} {len(held_out):,} held-out images are there"
+    note = f"the data set changed since training: {there} {len(held_out):,} held-out images found"
     if num_new:
         verb = "is" if num_new == 1 else "are"
         note += f"; {num_new:,} {verb} new and not scored ({option} scores every image)"
@@ -291,7 +291,7 @@ def noted(
         raise DataError(
             f"all {count:,} images of {split.name} were trained on",
             where="--dataset",
-            fix=f"name other images, or {option} to score them nevertheless",
+            fix=f"name other images, or {option} to score them anyway",
         )
     return replace(split, notes=(f"{_were(count, split)} trained on", *split.notes))
 

@@ -360,7 +360,7 @@ def _wrong_optimizer(
         if slot != "step" and (value.shape, value.dtype) != (weights[name].shape, weights[name].dtype):
             return f"optimizer/{key} has another shape or type"
         if slot == "step" and value.numel() != 1:
-            return f"optimizer/{key} is no number"
+            return f"optimizer/{key} is not a number"
     wrong = [name for name, there in slots_of.items() if there != slots]
     return f"the optimizer's state of {wrong[0]} is not whole" if wrong else None
 

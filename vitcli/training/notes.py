@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # it imports this module
 NOTE = "note: "  # before a line that a user should see, where there is room
 MOST_LINES = 5  # before the first step
 # With fewer images, in all and of a class, fresh weights learn them by heart. Of CIFAR-100, which can be
-# learnt from scratch, there are 500 a class.
+# learned from scratch, there are 500 a class.
 MANY_IMAGES, MANY_PER_CLASS = 10_000, 200
 MANY_EPOCHS = 300  # more than the paper's fine-tuning has
 
@@ -108,7 +108,7 @@ def opening(
     train, scored, choice = splits.train, splits.eval, splits.choice
     size, origin = size_text(recipe.data.image_size), f" from {start.origin}:" if start.origin else ","
     counts = [f"training on {count_of(len(train), 'image')}{_labels_text(recipe, train)}"]
-    counts += [f"{len(choice):,} to choose by"] if choice is not None else []
+    counts += [f"{len(choice):,} in the dev split"] if choice is not None else []
     counts += [f"{len(scored):,} to score"] if len(scored) else []  # a declared data set has no size
     left_out = train.left_out | scored.left_out
     missing = left_out_text(unreadable, left_out, recipe.data.dataset)

@@ -346,7 +346,7 @@ def _check_options(recipe: Recipe, options: RunOptions) -> None:
     folds = FoldName.of(recipe.data.eval_split)
     if folds and folds.fold is None and not (options.scores_of_folds or options.dry_run):
         raise VitError(
-            "a run on all images is scored by the models of its folds, which one run alone has not",
+            "this value needs the models of the folds",
             where=f"recipe key data.eval_split = {recipe.data.eval_split!r}",
             fix=f"--set data.eval_split=auto --folds {folds.num_folds} makes all of them",
         )

@@ -133,7 +133,7 @@ class PeriodicEvaluation:
         return metrics, skipped
 
     def score_choice(self) -> Metrics | None:
-        """Score the images to choose by; None if an output is not finite."""
+        """Score the dev split within the run; None if an output is not finite."""
         with self.evaluated_model() as model:
             metrics, _ = inference.evaluate_any(
                 model, self.job.splits.choice, self.preprocessing, self.as_in_training

@@ -184,7 +184,7 @@ def test_a_dry_run_counts_all_runs(objects):
         (("--folds", 3, "--eval-split", "train[:5]"), "data.eval_split is 'train[:5]'"),
         (("--folds", 3, "--set", "data.streaming=true"), "streamed shards"),
         (("--folds", -1), "train.folds is -1"),
-        (("--set", "data.eval_split=3 folds"), "scored by the models of its folds"),
+        (("--set", "data.eval_split=3 folds"), "needs the models of the folds"),
         (("--set", "data.eval_split=fold 4 of 3"), "no split"),
     ],
 )

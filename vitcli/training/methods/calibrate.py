@@ -1,11 +1,11 @@
 """The calibration of a finished classifier, by images that it was not fitted to.
 
 Temperature and prediction sets are chosen on the logits of these images, the distance of an image that is
-unlike the training ones on their features. They are the images to choose by within the run, if there are
-LEAST; else those that it is scored on, unless that is a test split; else the validation split. A delivered
-probe is fitted on the images to choose by too. Its own left-out logits are known in closed form, so all
-training images serve. So they do for any other network of a run with folds, by what the networks of the
-folds say of them, see `out_of_fold`.
+unlike the training ones on their features. They are the dev split within the run, if it has LEAST images;
+else those that it is scored on, unless that is a test split; else the validation split. A delivered probe is
+fitted on the dev split too. Its own left-out logits are known in closed form, so all training images serve.
+So they do for any other network of a run with folds, by what the networks of the folds say of them, see
+`out_of_fold`.
 
 M rows to calibrate by, N training rows, D features, K classes.
 """
@@ -88,7 +88,7 @@ class CalibratedWeights(Method):
         What the network of a fold says of it is written into the run folder.
 
         Args:
-            is_probe: whether that is the closed form on training images and images to choose by.
+            is_probe: whether that is the closed form on training images and the dev split.
         """
         job, split, probe, folds = run.job, run.job.splits.calibration, None, None
         if split is None:

@@ -1,7 +1,7 @@
 """The weights at step 0 of a run whose head starts at its optimum: fitted once, kept in every checkpoint.
 
 The backbone is that of the checkpoint that the run started from, which a resumed run reads again; both
-fitted heads are in its own checkpoints: the one to start with, which the images to choose by can judge, and
+fitted heads are in its own checkpoints: the one to start with, which the dev split can judge, and
 the one on these images too, which is delivered in its place.
 
 N rows, D features, K classes.
@@ -44,7 +44,7 @@ class InitialHead:
         head_names: of the tensors of the head, weights and biases in turn.
         digest: of the backbone, before anything was trained.
         facts: of the fitted head, see `ClosedFormHead`; empty before.
-        whole_head: the tensors of the head that is fitted on the images to choose by too; empty before.
+        whole_head: the tensors of the head that is fitted on the dev split too; empty before.
     """
 
     tensors: dict[str, Tensor]
@@ -133,7 +133,7 @@ def head_names(model: nn.Module) -> tuple[str, ...]:
     layers = last_layers(model)
     if not layers or any(layer.bias is None for layer in layers):
         raise VitError(
-            "the head of this network is no layer of weights and a bias, so it cannot start as a closed form",
+            "the head of this network is not a layer with a bias, so it cannot start as a closed form",
             where="recipe key model.head",
             fix="--set model.head=zero",
         )
@@ -158,7 +158,7 @@ def fit_heads(
     loss: str,
     balance: str,
 ) -> tuple[ClosedFormHead, ClosedFormHead, list[str]]:
-    """Fit a head on the training images as they are evaluated, and one on the images to choose by too.
+    """Fit a head on the training images as they are evaluated, and one on the dev split too.
 
     Also return this process's undecodable images. At most MOST_ROWS training images are used, a random sample
     that no seed changes. The first process solves, so that all have the same bits.

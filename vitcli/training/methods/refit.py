@@ -7,7 +7,7 @@ linear functions of these features, so their sum is an ordinary layer:
 
     logits = (V + t W) x,        V the tuned head, W the closed form on all training images, t its temperature
 
-Nothing is held out to choose by. Another pass, before training, fits the closed form on features that do not
+No dev split is held out. Another pass, before training, fits the closed form on features that do not
 know the labels; each image (or group) left out in turn, it says three things:
 
 - labels that it contradicts;

@@ -55,9 +55,9 @@ class Delivery:
     """The choice between probe, fine-tuned network and what is between them.
 
     Attributes:
-        scores: top-1 on the images to choose by, by alpha; None where an output is not a finite number.
+        scores: top-1 on the dev split, by alpha; None where an output is not a finite number.
         alpha: of the weights that are delivered.
-        split: the name of the images to choose by; `num_examples` of them.
+        split: the name of the dev split; `num_examples` images.
         diverged: why training ended early, or "".
     """
 
@@ -95,7 +95,7 @@ class Delivery:
 class WiseFineTuning(Method):
     """Training that starts from the closed form, and delivers the best of start, end and what is between.
 
-    Delivered is the probe that is fitted on the images of this choice too. Training whose numbers are not
+    Delivered is the probe that is fitted on the dev split too. Training whose numbers are not
     finite leaves the probe.
     """
 
