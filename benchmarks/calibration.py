@@ -51,7 +51,8 @@ from vitcli.evaluation.calibration.results import fitted
 from vitcli.evaluation.calibration.stored import Calibration
 from vitcli.evaluation.calibration.temperature import losses, probabilities
 from vitcli.evaluation.statistics import reliability
-from vitcli.training.methods.calibrate import OutOfFold, Outputs, left_out_of, of_folds, of_network, of_probe
+from vitcli.training.methods.calibrate import of_folds, of_network, of_probe
+from vitcli.training.methods.out_of_fold import OutOfFold, Outputs, left_out_of
 from vitcli.training.methods.probe_head import closed_form_head
 
 OF_LABEL = ("--set", "data.label_column=label")
