@@ -24,8 +24,10 @@ from vitcli.errors import VitError
 from vitcli.features.least_squares import BIAS, STD_ADDED
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.training.methods import refit
-from vitcli.training.methods.refit import check_refit, num_rows
+from vitcli.training.methods.known import methods_of
+from vitcli.training.methods.refit import num_rows
 from vitcli.training.schedule import plan
+from vitcli.training.splits import RunSplits
 
 REFIT = ("--set", "model.head=refit")
 
@@ -129,9 +131,13 @@ def test_images_of_no_single_class_are_refused(photos, kind):
     recipe = recipes.load("finetune/default", ["model.head=refit"], given)
     split = replace(DataSet(str(photos)).open("train"), **{kind: True})
 
+    splits = RunSplits(split, split)
     with pytest.raises(VitError, match="has not one per image"):
-        check_refit(split, recipe)
-    check_refit(split, recipes.load("finetune/default", ["model.head=zero"], given))
+        for method in methods_of("finetune", recipe, splits):
+            method.check(splits)
+    zero = recipes.load("finetune/default", ["model.head=zero"], given)
+    for method in methods_of("finetune", zero, splits):
+        method.check(splits)
 
 
 @pytest.mark.slow
