@@ -90,49 +90,13 @@ class TrainingRun:
         check_shared(self.runtime, self.path)
         try:
             # Build the model's state, or load the last checkpoint into it.
-            self.state = state = self._resumed_state()
+            self.state = self._resumed_state()
             self.runtime.on_main(self._start_tracking)
-            self.evaluation = evaluation = self._evaluation(state)
+            self.evaluation = self._evaluation(self.state)
 
-            # Train.
-            methods = self.job.methods
-            for method in methods:
-                method.before_steps(self)
-            of_training, diverged = self._train_and_save()
-            delivery: dict[str, Any] = {}
-            for method in methods:
-                delivery |= method.after_steps(self, diverged)
-            delivery |= of_training
-
-            # Evaluate the final weights and write the results.
-            launch.enter("the final evaluation")
-            score = self.job.options.scores_of_folds if self.job.is_of_all_folds else evaluation.predict
-            metrics, skipped, predictions = score()
-            results = [method.results(self, predictions, delivery) for method in methods]
-            class_scores = scores_of_classes(predictions) if isinstance(predictions, Predictions) else None
-            probe = evaluation.few_shot_probe(self.job.plan.total_steps) if self.recipe.eval.probe else None
-            skipped = self.runtime.union(state.skipped | set(skipped))
-            seen, num_held_out = self._seen_images()
-            details = details_of(self.job, metrics, predictions, skipped)
-            metadata: dict[str, Any] = {seen_images.KEY: seen} if seen else {}
-            for of_summary, of_weights in results:
-                details, metadata = details | of_summary, metadata | of_weights
-            summary = summarise(
-                self.job,
-                self.path,
-                metrics,
-                state.elapsed_s,
-                skipped=skipped,
-                probe=probe,
-                class_means=class_scores.means() if class_scores else {},
-                details=num_held_out | details | delivery,
-            )
-            weights = state.final_weights()
-            if self.folder:
-                published = self.task.published(weights)
-                write_results(
-                    self.job, self.folder, metrics, predictions, summary, published, metadata=metadata
-                )
+            # Train, evaluate the final weights and write the results.
+            delivery = self._train_by_methods()
+            summary = self._score_and_write(delivery)
         except NotFiniteError as error:
             if self.runtime.is_main:  # which has written it, where others may be faster
                 step = run_folder.newest_checkpoint_step(self.path)
@@ -153,6 +117,47 @@ class TrainingRun:
                 self.tracking.close()
             if self.folder:
                 self.folder.close()
+        return summary
+
+    def _train_by_methods(self) -> dict[str, Any]:
+        """Train between the moments of the methods; return keys of the summary."""
+        methods, delivery = self.job.methods, {}
+        for method in methods:
+            method.before_steps(self)
+        of_training, diverged = self._train_and_save()
+        for method in methods:
+            delivery |= method.after_steps(self, diverged)
+        return delivery | of_training
+
+    def _score_and_write(self, delivery: dict[str, Any]) -> dict[str, Any]:
+        """Evaluate the weights to deliver, write the results and return the summary."""
+        launch.enter("the final evaluation")
+        job, state, evaluation = self.job, self.state, self.evaluation
+        score = job.options.scores_of_folds if job.is_of_all_folds else evaluation.predict
+        metrics, skipped, predictions = score()
+        results = [method.results(self, predictions, delivery) for method in job.methods]
+        class_scores = scores_of_classes(predictions) if isinstance(predictions, Predictions) else None
+        probe = evaluation.few_shot_probe(job.plan.total_steps) if self.recipe.eval.probe else None
+        skipped = self.runtime.union(state.skipped | set(skipped))
+        seen, num_held_out = self._seen_images()
+        details = num_held_out | details_of(job, metrics, predictions, skipped)
+        metadata: dict[str, Any] = {seen_images.KEY: seen} if seen else {}
+        for of_summary, of_weights in results:
+            details, metadata = details | of_summary, metadata | of_weights
+        summary = summarise(
+            job,
+            self.path,
+            metrics,
+            state.elapsed_s,
+            skipped=skipped,
+            probe=probe,
+            class_means=class_scores.means() if class_scores else {},
+            details=details | delivery,
+        )
+        weights = state.final_weights()
+        if self.folder:
+            published = self.task.published(weights)
+            write_results(job, self.folder, metrics, predictions, summary, published, metadata=metadata)
         return summary
 
     def _train_and_save(self) -> tuple[dict[str, Any], str]:
