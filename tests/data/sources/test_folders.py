@@ -289,8 +289,8 @@ def test_every_command_treats_a_kind_of_folder_alike(tmp_path, monkeypatch):
         refusals = [outcome.err.strip().splitlines()[-3:] for outcome in outcomes if outcome.code]
         wrong += [(name, lines) for lines in refusals if not lines[0].startswith("error: ")]
         if kind.says and (kind.splits or kind.says.startswith("left out")):
-            notes = [outcome.err for outcome in outcomes[:-1] if not outcome.code]
-            wrong += [(name, "is not noted", err) for err in notes if kind.says not in err]
+            notes = [" ".join((each.err + each.out).split()) for each in outcomes[:-1] if not each.code]
+            wrong += [(name, "is not noted", screen) for screen in notes if kind.says not in screen]
     assert wrong == []
 
 
