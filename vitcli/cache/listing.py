@@ -22,8 +22,8 @@ class ClearOptions:
 
     Attributes:
         kinds: of KINDS, or "all"; none with a filter stands for all.
-        older_than: only what was not used for so long, such as 30d.
-        keep: delete what was used longest ago until so much is left, such as 10GB.
+        older_than: only entries unused for at least this long, such as 30d.
+        keep: delete least recently used entries until at most this much remains, such as 10GB.
         dry_run: delete nothing.
     """
 
