@@ -45,12 +45,12 @@ OF_PARTS = {
         ),
     },
     ("vitcli/features/label_errors.py", "tests/features/test_suspects.py"): {
-        "copies vouch for a label": ('"groups_N": groups_N}', '"groups_N": None}'),
+        "copies vouch for a label": ("l2=STRENGTHS, groups_N=groups_N", "l2=STRENGTHS, groups_N=None"),
     },
     ("vitcli/features/draws.py", "tests/features/test_draws.py"): {
         "neighbours of the own group are counted": (
-            '{"num_classes": num_classes, "groups_N": groups_N}',
-            '{"num_classes": num_classes, "groups_N": None}',
+            "tests_TD, num_classes=num_classes, groups_N=groups_N",
+            "tests_TD, num_classes=num_classes, groups_N=None",
         ),
         "the l2 of a draw knows no groups": (
             "l2=strengths, groups_N=groups_N,",
@@ -59,8 +59,8 @@ OF_PARTS = {
     },
     ("vitcli/inspection/why.py", "tests/inspection/test_why.py"): {
         "the reasons of an answer know no groups": (
-            "l2=strengths, groups_N=groups_N,",
-            "l2=strengths, groups_N=None,",
+            "groups_N=groups_N,\n        balance=balance",
+            "groups_N=None,\n        balance=balance",
         ),
     },
     # Security.

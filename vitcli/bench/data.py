@@ -51,12 +51,16 @@ def measure_data(recipe: Recipe, options: BenchOptions, *, split: str, is_traini
     cpu = torch.device("cpu")
 
     # Each side reads endlessly; its laps are counted from the same number of batches.
-    per_lap = {"settle": SETTLE, "per_lap": steps, "images_of": lambda batch: len(batch.rows_B)}
-    sides["cold"] = Stream(batches_of(rows), cpu, **per_lap).lap
+    def laps_of(batches: Iterator[Batch]) -> Callable[[], Lap]:
+        return Stream(
+            batches, cpu, images_of=lambda batch: len(batch.rows_B), settle=SETTLE, per_lap=steps
+        ).lap
+
+    sides["cold"] = laps_of(batches_of(rows))
     prepared = None if is_training else preprocessing_of(recipe.data)
     second = _second_epoch(rows, batches_of, batch_size, prepared)
     if second is not None:
-        sides["second_epoch"] = Stream(second, cpu, **per_lap).lap
+        sides["second_epoch"] = laps_of(second)
     sides["decode"] = partial(limits.decode_lap, rows, images, num_threads)
     if options.compare:
         sides |= _timm_sides(recipe, rows, batch_size, num_threads, steps, is_training=is_training)
@@ -101,7 +105,6 @@ def _batches(
     recipe: Recipe, batch_size: int, num_threads: int, rows: Split, *, is_training: bool
 ) -> Iterator[Batch]:
     """Yield the batches of our loader, without end."""
-    options = {"on_bad_image": recipe.data.on_bad_image, "num_threads": num_threads}
     if is_training:
         window, seed = recipe.data.shuffle_window, recipe.train.seed if recipe.train else 0
         sampler = TrainSampler(len(rows), rows.block_starts, window, batch_size, seed, 0, 1)
@@ -112,11 +115,20 @@ def _batches(
             sampler,
             steps=steps,
             per_device_batch=batch_size,
-            **options,
+            on_bad_image=recipe.data.on_bad_image,
+            num_threads=num_threads,
         )
     preprocessing = preprocessing_of(recipe.data)
     passes = (
-        loader.eval_batches(rows, preprocessing, batch_size=batch_size, rank=0, world_size=1, **options)
+        loader.eval_batches(
+            rows,
+            preprocessing,
+            batch_size=batch_size,
+            rank=0,
+            world_size=1,
+            on_bad_image=recipe.data.on_bad_image,
+            num_threads=num_threads,
+        )
         for _ in count()
     )
     return chain.from_iterable(passes)

@@ -179,12 +179,22 @@ def _measure(case: Case, runtime: Runtime, progress: Progress, options: BenchOpt
     next(outputs)
     step_s = time.perf_counter() - began_at
     steps = options.steps or steps_of_a_lap(step_s)
-    laps_of = {"settle": SETTLE, "per_lap": steps}
-    stream = Stream(outputs, device, images_of=lambda output: len(output[1]), waits=batches, **laps_of)
+    stream = Stream(
+        outputs,
+        device,
+        images_of=lambda output: len(output[1]),
+        settle=SETTLE,
+        per_lap=steps,
+        waits=batches,
+    )
     sides = {"ours": stream.lap}
     if options.compare:
         sides["timm"] = built_late(
-            lambda: Stream(_timm_work(case, runtime, options), device, images_of=int, **laps_of).lap
+            lambda: (
+                Stream(
+                    _timm_work(case, runtime, options), device, images_of=int, settle=SETTLE, per_lap=steps
+                ).lap
+            )
         )
     what = f"{case.arch.name} at {case.arch.image_size[0]} px, {steps} batches of {batch_size}"
     bench.announce(progress, what, (steps + SETTLE) * step_s, len(sides))

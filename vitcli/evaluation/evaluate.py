@@ -296,9 +296,12 @@ def _open_task(
         real = real_labels.labels_of_split(
             opened, real_lists, number_of, path=options.real, column=options.real_index
         )
-    parts = (request, recipe, split, np.arange(len(opened)), opened.fingerprint)
     return EvalTask(
-        *parts,
+        request,
+        recipe,
+        split,
+        source_rows=np.arange(len(opened)),
+        fingerprint=opened.fingerprint,
         is_mapped=is_mapped,
         absent_classes=data_classes.absent_classes(opened, weights.class_names),
         real=real,
@@ -435,15 +438,23 @@ def _run_pass(
     size, posemb_method = preprocessing.image_size, task.recipe.model.posemb_resample
     model, arch = load_for_inference(weights, size, posemb_method, settings.device, loading_progress)
     started_at = time.perf_counter()
-    parts = model, task.split, preprocessing, settings
     if task.target:
-        how = {"target": task.target, "is_mirrored": options.mirrored}
-        predictions, skipped = regression.predict_numbers(*parts, **how)
+        predictions, skipped = regression.predict_numbers(
+            model,
+            task.split,
+            preprocessing,
+            settings,
+            target=task.target,
+            is_mirrored=options.mirrored,
+        )
     else:
         num_classes = task.projection.width if task.projection else arch.num_classes
         mean = inference.mean_of_labels if task.thresholds else inference.mean_of_classes
         predictions, skipped = inference.predict_split(
-            *parts,
+            model,
+            task.split,
+            preprocessing,
+            settings,
             num_classes=num_classes,
             project=task.projection,
             mean=mean if options.mirrored else None,

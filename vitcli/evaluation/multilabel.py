@@ -99,8 +99,9 @@ def score(
     settings: EvalSettings,
 ) -> tuple[MultilabelMetrics, list[str]]:
     """Return the metrics of a split; arguments and exceptions are those of `inference.evaluate`."""
-    arguments = model, split, preprocessing, settings
-    predictions, skipped = inference.predict_split(*arguments, num_classes=split.num_classes, project=None)
+    predictions, skipped = inference.predict_split(
+        model, split, preprocessing, settings, num_classes=split.num_classes, project=None
+    )
     return multilabel_metrics(predictions), skipped
 
 

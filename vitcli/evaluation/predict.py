@@ -14,14 +14,12 @@ from vitcli.data import loader, video
 from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
 from vitcli.data.task import Task, check_supports
-from vitcli.data.transforms import Preprocessing
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation import contact_sheet, inference, regression, sorting
 from vitcli.evaluation.calibration import selective
 from vitcli.evaluation.calibration.results import calibrated
 from vitcli.evaluation.calibration.stored import Calibration, calibration_of
 from vitcli.evaluation.contact_sheet import ContactSheet
-from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.multilabel import Multilabel, multilabel_of, task_of
 from vitcli.evaluation.regression import RegressionTarget
 from vitcli.evaluation.setup import LoadedNetwork, RunSettings, eval_settings, load_network, read_checkpoint
@@ -116,10 +114,10 @@ def predict_with(
 
     # The top classes of each image, or its number.
     topk = min(options.topk or DEFAULT_TOPK, arch.num_classes)
-    reading = _reading(network.model, weights, calibration, topk, is_mirrored=options.mirrored)
+    outputs_of, predicted = _reading(network.model, weights, calibration, topk, is_mirrored=options.mirrored)
     sheet = ContactSheet() if run.out and run.out.suffix == PAGE else None
     readers = [read for read in (sheet.add if sheet else None, on_image) if read]
-    predictions = _predictions(network.model, split, network.preprocessing, settings, *reading, readers)
+    predictions = _predictions(replace(network, settings=settings), split, outputs_of, predicted, readers)
     unreadable = _unreadable(split, [row for row in range(len(split)) if row not in predictions])
     if not predictions:
         raise error_of(unreadable, len(split))
@@ -216,20 +214,22 @@ def _reading(
 
 
 def _predictions(
-    model: nn.Module,
+    network: LoadedNetwork,
     split: Split,
-    preprocessing: Preprocessing,
-    settings: EvalSettings,
-    network: Network | None,
+    outputs_of: Network | None,
     predicted: Callable[[Tensor], dict[str, Any]],
     readers: Sequence[OnImage],
 ) -> dict[int, dict[str, Any]]:
     """Return what is predicted for each image that can be read, by row; `readers` get it with its pixels."""
-    batches, how = (
+    settings, preprocessing = network.settings, network.preprocessing
+    outputs = inference.outputs_of(
+        network.model,
         settings.batches(split, preprocessing, all_rows=True),
-        (settings.device, settings.precision),
+        preprocessing,
+        settings.device,
+        settings.precision,
+        network=outputs_of,
     )
-    outputs = inference.outputs_of(model, batches, preprocessing, *how, network=network)
     outputs = inference.report_progress(outputs, settings, "predict", len(split), all_rows=True)
     predictions = {}
     for batch, outputs_BO in outputs:

@@ -121,8 +121,9 @@ def predict_numbers(
 
     batches = inference.balanced_batches(model, split, preprocessing, settings)
     network = inference.mirrored(model, inference.mean_number) if is_mirrored else None
-    how = preprocessing, settings.device, settings.precision
-    outputs = inference.outputs_of(model, batches, *how, network=network)
+    outputs = inference.outputs_of(
+        model, batches, preprocessing, settings.device, settings.precision, network=network
+    )
     columns, seen_N, skipped = inference.by_row(outputs, columns_of, split, settings)
     rows_N = np.flatnonzero(seen_N.numpy())
     targets_N = split.read_labels()[rows_N]  # in float64, which a batch has not

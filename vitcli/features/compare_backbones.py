@@ -484,8 +484,13 @@ def left_out(features_ND: np.ndarray, problem: LeftOutProblem) -> tuple[float, n
 
 def fitted(features_ND: np.ndarray, problem: LeftOutProblem) -> Solution:
     """Return the closed form of all rows."""
-    about = {"num_classes": problem.num_classes, "l2": problem.strengths, "groups_N": problem.groups_N}
-    return solve(features_ND, problem.labels_N, **about)
+    return solve(
+        features_ND,
+        problem.labels_N,
+        num_classes=problem.num_classes,
+        l2=problem.strengths,
+        groups_N=problem.groups_N,
+    )
 
 
 def hits_on(

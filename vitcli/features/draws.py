@@ -197,8 +197,9 @@ def _fit_and_score(
     groups_N = None if problem.groups_N is None else problem.groups_N[rows]
     if classifier != "least-squares":
         classify = classifiers.BY_NAME[classifier]
-        about = {"num_classes": num_classes, "groups_N": groups_N}
-        predicted_T, chosen = classify(features_ND, labels_N, tests_TD, **about)
+        predicted_T, chosen = classify(
+            features_ND, labels_N, tests_TD, num_classes=num_classes, groups_N=groups_N
+        )
         return float((predicted_T == problem.test_labels_T).mean()), chosen
     if l2 == "sweep" and not least_squares.has_others(labels_N, groups_N).any():
         l2 = least_squares.DEFAULT_L2

@@ -99,8 +99,7 @@ def fewshot(
         if not runtime.is_main:
             return {}
         draws_used = _drop_undecodable(draws, support, train)
-        about_rows = {"num_classes": train.num_classes, "groups_N": groups_N}
-        problem = _problem(support, tests, labels_N, **about_rows)
+        problem = _problem(support, tests, labels_N, num_classes=train.num_classes, groups_N=groups_N)
         scores = _scores(extractor, problem, draws_used, support, l2=recipe.fewshot.l2)
         result = _result(extractor, train, test, scores, support, tests)
         result["next"] += size_words(request.given)

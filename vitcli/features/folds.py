@@ -29,8 +29,7 @@ def fold_accuracy(
         groups = None if groups_N is None else groups_N[rest]
         can_choose = has_others(labels_N[rest], groups).any()
         l2 = SWEEP if can_choose else (DEFAULT_L2,)
-        about = {"num_classes": num_classes, "l2": l2, "groups_N": groups}
-        solution = solve(features_ND[rest], labels_N[rest], **about)
+        solution = solve(features_ND[rest], labels_N[rest], num_classes=num_classes, l2=l2, groups_N=groups)
         which = choose_l2(solution) if can_choose else 0
         accuracy_1 = accuracies(solution, features_ND[held], labels_N[held], which=[which])
         num_right += round(accuracy_1[0] * len(held))

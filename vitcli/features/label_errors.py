@@ -233,14 +233,13 @@ def find_suspects(
             fix="take data of two classes or more, and of several images in each",
         )
     # Exact left-out scores, of the rows whose class is known without them.
-    about = {"num_classes": num_classes, "l2": STRENGTHS, "groups_N": groups_N}
-    solution = solve(features_ND, labels_N, **about)
+    solution = solve(features_ND, labels_N, num_classes=num_classes, l2=STRENGTHS, groups_N=groups_N)
     accuracy_L = left_out_accuracies(solution)
     which = choose_l2(solution)
     rows_N = np.flatnonzero(solution.is_scored_N)
     scores_NK = left_out_scores(solution, which)[rows_N]
-    about = {"l2": solution.l2[which], "top1": float(accuracy_L[which])}
-    return by_left_out_scores(rows_N, scores_NK, labels_N[rows_N], **about)
+    l2, top1 = solution.l2[which], float(accuracy_L[which])
+    return by_left_out_scores(rows_N, scores_NK, labels_N[rows_N], l2=l2, top1=top1)
 
 
 def by_left_out_scores(

@@ -65,10 +65,11 @@ def inspect(
         FOLDER.check_names(out, len(loaded))
 
     # Checkpoints and images are opened, the images by the first checkpoint's recipe.
-    of_request = dict(name=name, image_patterns=image_patterns, split=split, quiet=run.quiet)
     checkpoints: list[InspectRequest] = []
     for recipe, request in zip(loaded, requests, strict=True):
-        opened = _open(recipe, request, **of_request)
+        opened = _open(
+            recipe, request, name=name, image_patterns=image_patterns, split=split, quiet=run.quiet
+        )
         checkpoints.append(at_size_of(checkpoints[0], opened, request) if checkpoints else opened)
     images = open_images(first, checkpoints[0].weights, image_patterns, split)
     if out is None:

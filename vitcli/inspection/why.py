@@ -177,15 +177,13 @@ def of_fewshot(
     recipe = request.load(command="fewshot")
     weights = read_checkpoint(recipe, quiet=run.quiet)
     train, _ = _open(recipe, seed=0)
-    labels_N, names = train.read_labels(), train.readable_class_names
-    draws = read_draws(str(folder / run_folder.DRAWS), labels_N, list(names))
+    names = train.readable_class_names
+    draws = read_draws(str(folder / run_folder.DRAWS), train.read_labels(), list(names))
     seed, by_shots = min(draws.items())
     shots, rows_N = max(by_shots.items())
     extractor = open_extractor(weights, recipe, request, run)
-    rows_N, features_ND = _features(extractor, train, rows_N)
+    rows_N, solution = _fitted(extractor, train, rows_N, l2=fewshot.l2, balance=fewshot.balance)
     what = f"{count_of(shots, 'image')} per class, draw {seed}"
-    about_rows = (features_ND, labels_N[rows_N], train.rows(rows_N).groups_N)
-    solution = _solve(*about_rows, train.num_classes, fewshot.l2, fewshot.balance)
     about = {"run": str(folder), "split": train.name, "draw": {"seed": seed, "shots": shots}, "what": what}
     training = TrainingImages(train, rows_N, solution, of_run.eval.layer, about)
     network = extractor.network
@@ -213,11 +211,8 @@ def _of_training(
     policy = of_run.data.on_bad_image if recipe.data.on_bad_image == "error" else recipe.data.on_bad_image
     data = recipe.data.model_copy(update={"dataset": of_run.data.dataset, "on_bad_image": policy})
     extractor = open_extractor(weights, recipe.model_copy(update={"data": data}), request, run)
-    labels_N = train.read_labels()
-    rows_N = forecast.sample_rows(labels_N, num_classes=num_classes)
-    rows_N, features_ND = _features(extractor, train, rows_N)
-    about_rows = (features_ND, labels_N[rows_N], train.rows(rows_N).groups_N)
-    solution = _solve(*about_rows, num_classes, "sweep")
+    rows_N = forecast.sample_rows(train.read_labels(), num_classes=num_classes)
+    rows_N, solution = _fitted(extractor, train, rows_N, l2="sweep", balance="none")
     about = {"run": str(folder), "split": train.name, "draw": None, "what": train.name}
     return extractor.network, TrainingImages(train, rows_N, solution, recipe.eval.layer, about)
 
@@ -233,27 +228,23 @@ def _open(recipe: Recipe, *, seed: int) -> tuple[Split, Split]:
     return train, test
 
 
-def _features(extractor: FeatureExtractor, train: Split, rows_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return those of the rows that can be decoded, and their features."""
+def _fitted(
+    extractor: FeatureExtractor, train: Split, rows_N: np.ndarray, *, l2: float | str, balance: str
+) -> tuple[np.ndarray, Solution]:
+    """Return those of the rows that can be decoded, and the closed form fitted to their features.
+
+    Args:
+        l2: its strength, or "sweep" for that of the highest leave-one-out accuracy.
+    """
     computed = extract(extractor, train, rows_N, open_cached, with_logits=False)
     try:
         rows_N = rows_N[computed.store.has(rows_N)]
         if not len(rows_N):
             raise DataError(f"no image of {train.name} can be read", where="--why", fix="check its files")
-        return rows_N, computed.store.read(rows_N)["features"]
+        features_ND = computed.store.read(rows_N)["features"]
     finally:
         computed.store.close()
-
-
-def _solve(
-    features_ND: np.ndarray,
-    labels_N: np.ndarray,
-    groups_N: np.ndarray | None,
-    num_classes: int,
-    l2: float | str,
-    balance: str = "none",
-) -> Solution:
-    """Return the closed form at the l2, or with "sweep" at that of the highest leave-one-out accuracy."""
+    labels_N, groups_N = train.read_labels()[rows_N], train.rows(rows_N).groups_N
     if not least_squares.has_others(labels_N, groups_N).any():
         units = "images" if groups_N is None else "groups"
         raise VitError(
@@ -263,10 +254,15 @@ def _solve(
         )
     strengths = SWEEP if l2 == "sweep" else (float(l2),)
     solution = least_squares.solve(
-        features_ND, labels_N, num_classes=num_classes, l2=strengths, groups_N=groups_N, balance=balance
+        features_ND,
+        labels_N,
+        num_classes=train.num_classes,
+        l2=strengths,
+        groups_N=groups_N,
+        balance=balance,
     )
     which = least_squares.choose_l2(solution) if l2 == "sweep" else 0
-    return replace(solution, l2=(strengths[which],))
+    return rows_N, replace(solution, l2=(strengths[which],))
 
 
 def put_head(model: nn.Module, solution: Solution, *, name: str) -> None:
