@@ -17,6 +17,7 @@ class VitError(Exception):
     """
 
     exit_code: int  # see EXIT_CODES
+    rank: int  # of the process that alone has it, and so prints it; not set for an error of all
 
     def __init__(self, message: str, *, where: str, fix: str):
         super().__init__(message)

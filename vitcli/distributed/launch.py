@@ -312,7 +312,9 @@ def first_failure(failures: dict[int, Any], num_processes: int) -> int:
     # A process that was killed, or that ended by itself, reports nothing.
     lost = sorted(reports.values(), key=lambda report: report["at"])
     late_at = lost[0]["at"] + LATE_S if lost else float("inf")
-    silent = {rank: failures.get(rank) for rank in range(num_processes) if rank not in reports}
+    silent: dict[int, Any] = {
+        rank: failures.get(rank) for rank in range(num_processes) if rank not in reports
+    }
     codes = {rank: end.exitcode if end else 0 for rank, end in silent.items()}
     asked = [rank for rank, code in codes.items() if code in ASKED_TO_STOP]
     killed = [r for r, code in codes.items() if code < 0 and r not in asked and silent[r].timestamp < late_at]
@@ -321,7 +323,7 @@ def first_failure(failures: dict[int, Any], num_processes: int) -> int:
     least = 0 if lost else 1  # a process may be at its end when the others are asked to stop
     ended = {rank: code for rank, code in codes.items() if code >= least and rank not in asked}
     if ended:
-        rank = max(ended, key=ended.get)
+        rank = max(ended, key=lambda rank: ended[rank])
         raise ProcessError(
             f"process {rank} of the run ended too early, with exit code {ended[rank]}",
             where=lost[0]["where"] if lost else f"process {rank}, without a message",
@@ -344,7 +346,9 @@ def first_failure(failures: dict[int, Any], num_processes: int) -> int:
 
 def _reported(report: dict[str, Any]) -> VitError:
     """Return the error that a process has reported."""
-    kinds = {kind.exit_code: kind for kind in (*VitError.__subclasses__(), VitError)}
+    kinds: dict[int, type[VitError]] = {
+        kind.exit_code: kind for kind in (*VitError.__subclasses__(), VitError)
+    }
     kind = kinds.get(report["exit_code"], VitError)
     return kind(report["message"], where=report["where"], fix=report["fix"])
 

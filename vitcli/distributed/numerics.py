@@ -1,6 +1,7 @@
 """What the kernels of a device may do with the bits: fp32 products in fp32, and sums in a fixed order."""
 
 import os
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +20,8 @@ def use_full_fp32() -> None:
     two disagree.
     """
     torch.backends.cudnn.allow_tf32 = False
-    for kernels in (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn):
+    cudnn: Any = torch.backends.cudnn  # in whose place torch puts an object that has `conv`
+    for kernels in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn):
         kernels.fp32_precision = "ieee"
 
 
@@ -42,7 +44,8 @@ def fix_order_of_sums(device: torch.device, *, exact: bool) -> None:
     # Not `warn_only`, with which the backward pass of flash attention stays as it is (torch's
     # attention_backward.cu). It would fill new tensors with NaN, too, to find code that reads them.
     torch.use_deterministic_algorithms(exact)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    deterministic: Any = torch.utils.deterministic  # likewise
+    deterministic.fill_uninitialized_memory = False
 
 
 def check_deterministic(model: nn.Module, device: torch.device) -> None:
@@ -51,8 +54,8 @@ def check_deterministic(model: nn.Module, device: torch.device) -> None:
     Raises:
         VitError: it pools by the maximum.
     """
-    pools = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
-    pools += (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
+    fixed = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+    pools = (*fixed, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
     if device.type == "cuda" and any(isinstance(module, pools) for module in model.modules()):
         raise VitError(
             "this network has max pooling, whose gradients a GPU sums in another order each time",

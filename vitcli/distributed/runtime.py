@@ -276,10 +276,10 @@ def accelerators() -> list[str]:
     """Return the accelerators that this process sees: ["cuda:0", "cuda:1"], ["mps"], or none."""
     with warnings.catch_warnings():  # of a driver that is too old: `cuda_problem` says it in our words
         warnings.simplefilter("ignore")
-        if not torch.accelerator.is_available():
-            return []
-    kind = torch.accelerator.current_accelerator().type
-    count = torch.accelerator.device_count()
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device is None:
+        return []
+    kind, count = device.type, torch.accelerator.device_count()
     return [kind] if kind == "mps" else [f"{kind}:{number}" for number in range(count)]
 
 
