@@ -117,9 +117,8 @@ def test_a_server_that_refuses_is_quoted_and_leaves_nothing_behind(server, statu
 @pytest.mark.parametrize(
     ("status", "headers", "error", "message"),
     [
-        (200, {"Content-Length": "abc"}, MachineError, "its length is 'abc'"),
-        (200, {"Content-Length": "9" * 30}, MachineError, "its length is '9999"),
-        (200, {"Content-Encoding": "gzip", "Content-Length": "1"}, WeightsError, "sends the file compressed"),
+        (200, {"Content-Length": "abc"}, MachineError, "'abc'"),
+        (200, {"Content-Length": "9" * 30}, MachineError, "the disk has"),
         (302, {"Location": "http://[::1", "Content-Length": "0"}, MachineError, "Invalid IPv6 URL"),
         (302, {"Location": f"http://{'a' * 99}/", "Content-Length": "0"}, MachineError, "idna"),
         (302, {"Location": "http://\xe4.\xff../", "Content-Length": "0"}, MachineError, "can't encode"),

@@ -99,7 +99,7 @@ def check_dataset(name: str) -> None:
 def remembered(ckpt: str | None, dataset: str | None, *, keeps_head: bool = False) -> dict[str, Any]:
     """Return the recipe keys that a command takes from the run of its checkpoint: how to read the same data.
 
-    {} for other data, for a checkpoint of no run, and for a run of another version.
+    {} for other data, and for a checkpoint of no run.
 
     Args:
         keeps_head: also whether images are mirrored, and (of any data) the loss that its head was trained by.
@@ -107,16 +107,31 @@ def remembered(ckpt: str | None, dataset: str | None, *, keeps_head: bool = Fals
     from vitcli.output import run_folder
     from vitcli.recipe.reading import HOW_TO_READ, TO_TRAIN_ON, reading_keys
 
-    folder = run_folder.folder_of(ckpt) if ckpt else None
-    if folder is None:
+    recipe = _recipe_of_run(ckpt)
+    if recipe is None:
         return {}
+    names = TO_TRAIN_ON if keeps_head else HOW_TO_READ
+    keys = reading_keys(recipe.data, names) if run_folder.is_data_of(recipe, dataset) else {}
+    is_trained = keeps_head and recipe.objective is not None
+    return keys | ({"objective.loss": recipe.objective.loss} if is_trained else {})
+
+
+def policy_of_run(ckpt: str | None) -> dict[str, Any]:
+    """Return what the run of a checkpoint does about images that cannot be read, unless it is the default."""
+    from vitcli.recipe.reading import reading_keys
+
+    recipe = _recipe_of_run(ckpt)
+    return reading_keys(recipe.data, ("on_bad_image",)) if recipe else {}
+
+
+def _recipe_of_run(ckpt: str | None) -> "Recipe | None":
+    """Return the recipe of the run of a checkpoint; None if it is of no run, or the recipe is damaged."""
+    from vitcli.output import run_folder
+
+    folder = run_folder.folder_of(ckpt) if ckpt else None
     with suppress(VitError):
-        recipe, _ = run_folder.recipe_of(folder)
-        names = TO_TRAIN_ON if keeps_head else HOW_TO_READ
-        keys = reading_keys(recipe.data, names) if run_folder.is_data_of(recipe, dataset) else {}
-        is_trained = keeps_head and recipe.objective is not None
-        return keys | ({"objective.loss": recipe.objective.loss} if is_trained else {})
-    return {}
+        return run_folder.recipe_of(folder)[0] if folder else None
+    return None
 
 
 def data_of_run(ckpt: str) -> dict[str, Any]:
@@ -138,17 +153,6 @@ def data_of_run(ckpt: str) -> dict[str, Any]:
             fix="name it, where it is now: --dataset DATA",
         )
     return reading_keys(recipe.data, WHICH_DATA)
-
-
-def policy_of_run(ckpt: str | None) -> dict[str, Any]:
-    """Return what the run of a checkpoint does about images that cannot be read, unless it is the default."""
-    from vitcli.output import run_folder
-    from vitcli.recipe.reading import reading_keys
-
-    folder = run_folder.folder_of(ckpt) if ckpt else None
-    with suppress(VitError):
-        return reading_keys(run_folder.recipe_of(folder)[0].data, ("on_bad_image",)) if folder else {}
-    return {}
 
 
 def check_recipe(recipe: "Recipe") -> None:

@@ -8,9 +8,12 @@ Hub's client calls the files of its cache by the entity tags of answers, whateve
 from collections.abc import Mapping
 from typing import Any
 
+from vitcli.errors import reason_of
+
 ETAG, MODIFIED = "ETag", "Last-Modified"
 NAMES = (ETAG, "X-Linked-Etag", "X-Repo-Commit")  # which the Hub's client makes paths of
 STALL_S = 30.0  # without any byte from the server
+TRANSIENT = (408, 429, 500, 502, 503, 504)  # HTTP status: another try may succeed
 
 
 class WrongAnswer(OSError):
@@ -46,6 +49,33 @@ def watch_hub() -> None:
     hooks = get_session().event_hooks
     if _check_hub not in hooks["response"]:
         get_session().event_hooks = {**hooks, "response": [*hooks["response"], _check_hub]}
+
+
+def hub_outage(
+    repository: str, file: str, *, revision: str | None, endpoint: str | None, repo_type: str | None = None
+) -> str:
+    """Ask the Hub once for a file; return why it cannot be asked, "" if it answers, whatever it says.
+
+    Its client would try again for half a minute, without a word, where there is no network.
+    """
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+
+    watch_hub()
+    try:
+        url = hf_hub_url(repository, file, repo_type=repo_type, revision=revision, endpoint=endpoint)
+        get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT, endpoint=endpoint)
+    except Exception as error:  # of the client's HTTP library, whichever its version has
+        return outage_of(error)
+    return ""
+
+
+def outage_of(error: Exception) -> str:
+    """Return in words how the Hub fails, whichever HTTP library its client has; "" for any other error."""
+    response = getattr(error, "response", None)
+    if response is not None:
+        return f"answers with status {response.status_code}" if response.status_code in TRANSIENT else ""
+    is_invalid_name = isinstance(error, ValueError) and not isinstance(error, OSError)
+    return "" if is_invalid_name else f"cannot be reached: {reason_of(error)}"
 
 
 def _check_hub(answer: Any) -> None:

@@ -25,7 +25,7 @@ from vitcli import __version__
 from vitcli.cache import user_cache
 from vitcli.errors import MachineError, VitError, WeightsError, reason_of
 from vitcli.io.files import lock_file
-from vitcli.io.http import watch_hub
+from vitcli.io.http import TRANSIENT, hub_outage, outage_of, watch_hub
 from vitcli.output.atomic import digest_of_file, load_json, sync
 from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name
@@ -37,9 +37,7 @@ CHUNK = 2**20
 SHOWN_FROM = 2**20  # bytes of the smallest file with a progress bar
 LARGEST_INDEX = 50 * 2**20  # bytes
 CARD = "README.md"  # of a repository or folder; its first lines state the licence
-# HTTP status
-TRANSIENT = (408, 429, 500, 502, 503, 504)
-NO_SUCH_PART = 416
+NO_SUCH_PART = 416  # HTTP status
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO,
                errno.ESTALE)  # fmt: skip
 OFFLINE_FIX = "unset HF_HUB_OFFLINE to download, or name a local file"
@@ -134,8 +132,6 @@ class _Download:
                     self.address, NO_SUCH_PART, "not the part that is missing", answer.headers, None
                 )
             length = stated.get("content-length")
-            if length is not None and not re.fullmatch(r"\d{1,18}", length):
-                raise HTTPException(f"its length is {length[:40]!r}")
             total = done + int(length) if length else None
             _check_room(self.path, (total or 0) - done)
             self._copy(answer, done, total)
@@ -147,9 +143,6 @@ class _Download:
         if self.address.startswith("https:") and not url.startswith("https:"):
             message = f"{host} redirects to an address without encryption"
             raise WeightsError(message, where=where, fix="name the address that it redirects to")
-        if stated.get("content-encoding", "identity") not in ("", "identity"):
-            message = f"{host} sends the file compressed, though it is asked not to"
-            raise WeightsError(message, where=where, fix="download and unpack it, then name the local file")
         if stated.get("content-type", "").startswith("text/html"):  # of a log-in, or around the file
             message = f"{host} answers with a web page, not with a file"
             raise WeightsError(message, where=where, fix="name the address of the page's download link")
@@ -308,25 +301,10 @@ class _HubFiles:
     def __init__(self, repository: str, revision: str | None, progress: Progress):
         self.repository, self.revision, self.progress = repository, revision, progress
         self.endpoint = os.environ.get("HF_ENDPOINT") or None
-        watch_hub()
-        self.outage = "" if is_offline() else self._probe()
+        self.outage = ""
+        if not is_offline():
+            self.outage = hub_outage(repository, "config.json", revision=revision, endpoint=self.endpoint)
         self.is_local = is_offline() or bool(self.outage)
-
-    def _probe(self) -> str:
-        """Ask the Hub once, without the retries of its client, which take 23 s where there is no network."""
-        from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-        from huggingface_hub.errors import EntryNotFoundError
-
-        url = hf_hub_url(self.repository, "config.json", revision=self.revision, endpoint=self.endpoint)
-        try:
-            get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT, endpoint=self.endpoint)
-        except EntryNotFoundError:
-            return ""
-        except Exception as error:  # of the client's HTTP library, whichever its version has
-            if outage := _outage(error):
-                return outage
-            raise
-        return ""
 
     def _cached(self, name: str) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
@@ -382,15 +360,6 @@ class _HubFiles:
         shown = " and no ".join(name for name in names if not name.endswith(INDEX))
         fix = f"name its file: hf://{self.repository}/FILE.safetensors"
         return WeightsError(f"{self.repository} has no {shown or names[0]}", where="", fix=fix)
-
-
-def _outage(error: Exception) -> str:
-    """Return in words how the Hub fails, whichever HTTP library its client has; "" for any other error."""
-    response = getattr(error, "response", None)
-    if response is not None:
-        return f"answers with status {response.status_code}" if response.status_code in TRANSIENT else ""
-    is_invalid_name = isinstance(error, ValueError) and not isinstance(error, OSError)
-    return "" if is_invalid_name else f"cannot be reached: {reason_of(error)}"
 
 
 def _bar_of(progress: Progress, name: str) -> type:
@@ -449,7 +418,7 @@ def _hub_errors(repository: str) -> Iterator[None]:
                 f"{repository} cannot be saved: {reason_of(error)}", where="", fix="make room, or set HF_HOME"
             ) from error
         message = f"could not download {repository} from the Hub: {reason_of(error.__cause__ or error)}"
-        if _outage(error):
+        if outage_of(error):
             raise MachineError(message, where="", fix=NETWORK_FIX) from error
         raise WeightsError(message, where="", fix="check the name and the connection") from error
 

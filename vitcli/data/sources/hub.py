@@ -9,7 +9,7 @@ from datasets import config as datasets_config
 
 from vitcli.data.sources.tables import Tables
 from vitcli.errors import DataError, nearest_path, reason_of
-from vitcli.io.http import watch_hub
+from vitcli.io.http import hub_outage
 
 
 def open_hub(hub_id: str, *, config: str | None, revision: str | None) -> Tables:
@@ -18,8 +18,9 @@ def open_hub(hub_id: str, *, config: str | None, revision: str | None) -> Tables
     Raises:
         DataError: the Hub has no such data set, or cannot be reached and none is in the cache.
     """
-    watch_hub()
-    outage = "" if datasets_config.HF_HUB_OFFLINE else _outage(hub_id, revision)
+    outage, endpoint = "", datasets_config.HF_ENDPOINT
+    if not datasets_config.HF_HUB_OFFLINE:
+        outage = hub_outage(hub_id, "README.md", revision=revision, endpoint=endpoint, repo_type="dataset")
     with _hub_errors(hub_id, outage):
         names = datasets.get_dataset_split_names(hub_id, config, revision=revision)
 
@@ -30,25 +31,6 @@ def open_hub(hub_id: str, *, config: str | None, revision: str | None) -> Tables
     return Tables({name: partial(download, name) for name in names}, None)
 
 
-def _outage(hub_id: str, revision: str | None) -> str:
-    """Ask the Hub once; return why it cannot be reached, "" if it answers, whatever it says.
-
-    Its client would try again for half a minute, without a word, where there is no network.
-    """
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError
-
-    endpoint, timeout_s = datasets_config.HF_ENDPOINT, constants.HF_HUB_ETAG_TIMEOUT
-    try:
-        url = hf_hub_url(hub_id, "README.md", repo_type="dataset", revision=revision, endpoint=endpoint)
-        get_hf_file_metadata(url, timeout=timeout_s, endpoint=endpoint)
-    except (HfHubHTTPError, ValueError):  # the second, of a name that none on the Hub can have
-        return ""
-    except Exception as error:  # of the client's HTTP library, whichever its version has
-        return reason_of(error)
-    return ""
-
-
 @contextmanager
 def _hub_errors(hub_id: str, outage: str) -> Iterator[None]:
     """Read the cache alone during an outage; turn what `datasets` and its client raise into a DataError."""
@@ -57,8 +39,9 @@ def _hub_errors(hub_id: str, outage: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # of the Hub's client, its HTTP library, or plain OS errors
+        reason = f"it {outage}" if outage else reason_of(error)
         raise DataError(
-            f"could not download data set {hub_id} from the Hub: {(outage or reason_of(error))[:160]}",
+            f"could not download data set {hub_id} from the Hub: {reason[:160]}",
             where=f"--dataset; no file or folder here has this name{nearest_path(hub_id)}",
             fix="check the name and the network, or name a local copy (of an alias: $VIT_DATA/<alias>)",
         ) from error
