@@ -346,10 +346,8 @@ def first_failure(failures: dict[int, Any], num_processes: int) -> int:
 
 def _reported(report: dict[str, Any]) -> VitError:
     """Return the error that a process has reported."""
-    kinds: dict[int, type[VitError]] = {
-        kind.exit_code: kind for kind in (*VitError.__subclasses__(), VitError)
-    }
-    kind = kinds.get(report["exit_code"], VitError)
+    kinds: list[type[VitError]] = [*VitError.__subclasses__(), VitError]
+    kind = {kind.exit_code: kind for kind in kinds}.get(report["exit_code"], VitError)
     return kind(report["message"], where=report["where"], fix=report["fix"])
 
 
