@@ -28,7 +28,7 @@ from vitcli.output.run_folder import newest_checkpoint_step
 NUMBERS = (1, 2, 4)  # of processes
 BY_CLASS = {"data.sampling": "uniform", "objective.class_weights": "none"}
 KILLS = int(os.environ.get("VIT_KILLS", "20"))
-EARLIER = os.environ.get("VIT_EARLIER", "8274898")  # a commit
+EARLIER = os.environ.get("VIT_EARLIER", "298181b")  # a commit with the same format of run folders
 STARTS = int(os.environ.get("VIT_STARTS", "200"))  # ten at once
 STEPS = 5 * KILLS  # a run gets 3 to 4 steps further between two kills, so that none ends before the last
 
@@ -156,7 +156,7 @@ def test_of_ten_starts_at_once_one_proceeds_and_its_death_blocks_nobody(photos, 
 
 @pytest.mark.slow
 def test_a_run_that_an_earlier_version_began_resumes_with_the_same_bits(photos, tmp_path):
-    """Of this repository's history; the recipe of the run names what was another default then."""
+    """Of this repository's history, with the same format of run folders."""
     archive = subprocess.run(
         ["git", "-C", REPOSITORY, "archive", EARLIER, "vitcli", "recipes"], capture_output=True
     )
@@ -174,8 +174,6 @@ def test_a_run_that_an_earlier_version_began_resumes_with_the_same_bits(photos, 
     )
     assert began.returncode == -signal.SIGKILL, began.stderr
     step = newest_checkpoint_step(out)
-    refused = run(*SMALL, *how, "--out", out)
-    assert refused.code == 2 and f"--recipe {out / 'recipe.toml'}" in refused.json["error"]["fix"]
     shutil.copy(out / "recipe.toml", tmp_path)
 
     words = ("finetune", "--recipe", tmp_path / "recipe.toml", "--per-device-batch", 5, "--quiet", "--json")
