@@ -193,8 +193,8 @@ def test_unreadable_files_and_copies_are_named_beside_the_suspects(shapes, tmp_p
     ("kind", "words", "code", "told"),
     [
         ("flat", (), 3, "no class folders"),
-        ("several", (), 3, "several labels"),
-        ("number", (), 3, "a number per image"),
+        ("several", (), 3, "fix:   name a column of one label with --set data.label_column=NAME"),
+        ("number", (), 3, "fix:   leave --labels and --ckpt out: they compare classes"),
         ("one class", (), 3, "say nothing about a label"),
         ("good", ("--ckpt", "gone.safetensors"), 4, "gone.safetensors"),
         ("good", ("--out", "x.html"), 2, "does not end in .csv"),

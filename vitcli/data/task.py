@@ -25,7 +25,7 @@ FEATURES = {
     "--sort-into": (Task.ONE_CLASS, Task.MULTILABEL),
     "--why": (Task.ONE_CLASS,),
     "vit fewshot": (Task.ONE_CLASS,),
-    "vit datasets check --labels": (Task.ONE_CLASS,),
+    "--labels": (Task.ONE_CLASS,),
 }
 
 

@@ -130,11 +130,12 @@ def _open_labelled(name: SplitName, against: SplitName, section: Data) -> Split:
     opened = open_splits(name, against, section)
     part = opened[index_to_train(opened, against)]
     labels, _ = read_labels(part.data, part.name, len(part.split))
-    fix = "name a column of one label with --set data.label_column=NAME"
     if labels and labels.has_numbers:
-        check_supports("vit datasets check --labels", Task.NUMBER, name=part.split.name, fix=fix)
+        fix = "leave --labels and --ckpt out: they compare classes"
+        check_supports("--labels", Task.NUMBER, name=part.split.name, fix=fix)
     split = dataset.from_section(part.data).open(part.name)
-    check_supports("vit datasets check --labels", split.task, name=split.name, fix=fix)
+    fix = "name a column of one label with --set data.label_column=NAME"
+    check_supports("--labels", split.task, name=split.name, fix=fix)
     if not split.has_labels:
         fix = "leave --labels and --ckpt out, or put the images into class folders"
         raise DataError(f"the images of {split.name} have no labels", where="--labels", fix=fix)
