@@ -37,7 +37,7 @@ OF_SCORES = {
         "a fingerprint may be a number": (
             (
                 "    if fingerprint is not None and not isinstance(fingerprint, str):\n"
-                '        raise ValueError("the fingerprint is no text")\n'
+                '        raise ValueError("the fingerprint is not text")\n'
             ),
             "",
         ),

@@ -1,4 +1,4 @@
-"""Exceptions for everything that is no bug of ours, and the exit code of each."""
+"""Exceptions for everything that is not a bug of ours, and the exit code of each."""
 
 import errno
 from collections.abc import Sequence

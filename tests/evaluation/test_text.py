@@ -158,14 +158,14 @@ def test_what_speaks_against_each_of_many_predictions_takes_no_further_line(monk
     assert [line.endswith(ending) for line, ending in zip(lines[1:], endings, strict=True)] == [True] * 5
 
 
-def test_several_labels_have_their_own_probabilities_and_the_likeliest_stands_where_none_is_given():
+def test_several_labels_have_their_own_probabilities_and_the_top_class_stands_where_none_is_given():
     top = [{"class": "normal", "probability": 0.6125}]
     two = {"file": "a.jpg", "labels": ["hell", "gross"], "label_probabilities": [0.405, 0.1], "top": top}
     none = {"file": "b.jpg", "labels": [], "label_probabilities": [], "top": top}
 
     lines = predictions_as_text({"predictions": [two, none]}).splitlines()
 
-    assert lines[1:] == ["a.jpg  hell 40.50%, gross 10.00%", "b.jpg  none; likeliest: normal 61.25%"]
+    assert lines[1:] == ["a.jpg  hell 40.50%, gross 10.00%", "b.jpg  none; top class: normal 61.25%"]
 
 
 def test_the_seventh_folder_of_copies_is_one_more():

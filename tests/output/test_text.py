@@ -264,5 +264,5 @@ def test_images_that_a_checkpoint_had_seen_make_an_accuracy_too_high():
     assert held_out.startswith("1,234 of 5,000 held-out images had been trained on by the checkpoint")
     assert seen_notes({"num_held_out_seen": 3})[0].startswith("3 had been trained on")
     (choice,) = seen_notes({"num_choice_seen": 1, "num_held_out_seen": 0})
-    assert choice == "1 image to choose by had been trained on by the checkpoint already"
+    assert choice == "1 image of the dev split had been trained on by the checkpoint already"
     assert seen_notes({}) == []

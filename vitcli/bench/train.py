@@ -53,7 +53,7 @@ def measure_train(recipe: Recipe, options: BenchOptions) -> dict[str, Any]:
     shapes = limits.linear_shapes(job.start.arch, job.plan.per_device_batch, job.runtime.device.type)
     bare = BareStep(job, state)
 
-    # How long a lap is to be, and the job with so many steps.
+    # How long a lap is to be, and the job with as many steps.
     bench.limit(shapes)
     steps = options.steps or steps_of_a_lap(bare.step_s())
     lap_s = (steps + SETTLE_STEPS) * bare.step_s()

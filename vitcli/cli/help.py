@@ -22,7 +22,7 @@ NAME_COLUMNS = 28  # a longer name has its text on the next line
 
 
 class VitCommand(TyperCommand):
-    """A command with our help page and our answer to words that are no option."""
+    """A command with our help page and our answer to words that are not options."""
 
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:
         """Write the page: usage, purpose, example, options."""
@@ -42,7 +42,7 @@ class VitCommand(TyperCommand):
 
 
 class VitGroup(TyperGroup):
-    """Commands with our help page and our answer to names that are no command."""
+    """Commands with our help page and our answer to names that are not commands."""
 
     def make_context(self, info_name: str | None, args: list[str], **more: Any) -> typer.Context:
         """Give --help a default: to convert one that is None, typer would load pydantic, 0.07 s."""

@@ -113,7 +113,7 @@ def unknown_option(name: str, command: str, options: Sequence[str]) -> VitError:
 
 
 def unexpected_word(word: str, given: Sequence[str], command: str, options: Sequence[str]) -> VitError:
-    """Return the error for a word that is no value of an option: mostly a path without its option.
+    """Return the error for a word that is not a value of an option: mostly a path without its option.
 
     Args:
         given: all words behind the command.

@@ -315,7 +315,7 @@ def open_train_and_eval(
 
     "auto" trains on the train split and reports on the test split, else the validation split, else on
     `dev_fraction` of the training rows, which then are not trained on. DEV_PART reports on `dev_fraction` of
-    what "auto" would train on, the part to choose by (paper, section B.1.1); DEV_PART_OF_ALL on that of the
+    what "auto" would train on, the dev split (paper, section B.1.1); DEV_PART_OF_ALL on that of the
     whole training split.
 
     Args:
@@ -347,7 +347,7 @@ def open_train_and_eval(
         )
 
     # Their rows: what is held out to report on, and by `hold_out_dev` for all seeds, is cut before the subset
-    # is drawn, a dev part to choose by after it.
+    # is drawn, a dev part after it.
     train = source.open(train_split)
     if eval_split is None:
         train, held_out = cuts.dev(train)
@@ -436,7 +436,7 @@ class Cuts:
         return cut_dev(whole, **rule, order_N=order_N)
 
     def fold(self, train: Split, folds: FoldName) -> tuple[Split, Split]:
-        """Return what is trained without a fold, and the fold or the part to choose by; or all rows twice."""
+        """Return what is trained without a fold, and the fold or the dev part; or all rows twice."""
         if folds.fold is None:
             return train, replace(train, name=f"{train.name}, {folds}")
         folds_N = fold_of_rows(train, folds.num_folds, order_N=_fold_order(train))

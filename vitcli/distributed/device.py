@@ -23,7 +23,7 @@ def select(device: str | None, num_processes: int | None = None) -> None:
     """Restrict this process, and those it launches, to the devices of `--device`; None leaves all to it.
 
     Raises:
-        VitError: the name is no device, or there are fewer of them than processes.
+        VitError: the name is not a device, or there are fewer of them than processes.
     """
     if device is None or os.environ.get(SELECTED) == device:  # a process that we launched
         return

@@ -19,9 +19,9 @@ from vitcli.output.text import count_of
 
 MEASURED = 25  # images whose sizes are looked at
 SHOWN = 3  # classes, pairs and mistakes
-FEW = 0.5  # of the median: so many training images of a class are few
+FEW = 0.5  # of the median number of images per class: fewer are few
 UNBALANCED = 3.0  # the largest class against the smallest
-LARGER = 1.5  # images have so many times the pixels of the input's side
+LARGER = 1.5  # images with this many times the input's side are large
 COMMON_PAIR, LEAST_OF_PAIR = 0.25, 3  # of the mistakes, and in number
 SURE = 0.95  # probability of a class that is not that of the label
 WIDE = 10.0  # points, the 95 % interval of the accuracy
@@ -35,7 +35,7 @@ SIDES = (224, 256, 288, 320, 384, 448, 512)  # pixels of inputs to advise
 def findings(
     predictions: Predictions, class_names: Sequence[str], places: Sequence[str], train_counts_K: np.ndarray
 ) -> dict[str, Any]:
-    """Return the majority class, the worst classes, the most confused pairs and the surest mistakes.
+    """Return the majority class, the worst classes, the most confused pairs and the most confident errors.
 
     Args:
         predictions: of rows with one label each.
@@ -50,7 +50,7 @@ def findings(
     worst = sorted(imperfect, key=lambda k: (right_K[k] / counts_K[k], -counts_K[k]))[:SHOWN]
     pairs = sorted(zip(*confusion(predictions, num_classes), strict=True), key=lambda pair: -pair[2])
     confused = [pair for pair in pairs if pair[0] != pair[1]][:SHOWN]
-    surest = np.flatnonzero(wrong)[np.argsort(-predictions.confidences_N[wrong], kind="stable")]
+    most_confident = np.flatnonzero(wrong)[np.argsort(-predictions.confidences_N[wrong], kind="stable")]
     return {
         "majority_class": class_names[majority],
         "majority_top1": float(counts_K[majority] / len(predictions)),
@@ -76,7 +76,7 @@ def findings(
                 "predicted": class_names[predictions.classes_NT[row, 0]],
                 "probability": float(predictions.confidences_N[row]),
             }
-            for row in surest[:SHOWN]
+            for row in most_confident[:SHOWN]
         ],
         "train_counts": [int(train_counts_K.min()), int(median(train_counts_K)), int(train_counts_K.max())],
     }

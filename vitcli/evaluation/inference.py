@@ -6,7 +6,7 @@ outputs; all of them run `outputs_of` over the same batches.
 The batches of a pass are fixed by the split and the batch size; process r of P takes every P-th one. The
 numbers of each row are written to its place in one array for the whole split, and sums are taken in row
 order. So the counts and every bit of the loss are the same on any number of processes.
-Letters: N rows, B batch, K classes, D hidden width, T likeliest classes kept.
+Letters: N rows, B batch, K classes, D hidden width, T top classes kept.
 """
 
 import math
@@ -41,7 +41,7 @@ from vitcli.output.progress import Progress
 # threads split its rows so that one gets few. With the tokens of 4 images, and with single vectors as
 # `models.kernels` computes them, no bit depends on the batch size there; on a GPU the last ones may.
 MULTIPLE = 4
-NUM_LIKELIEST = 5  # classes kept of each prediction
+NUM_TOP = 5  # classes kept of each prediction
 MOST_SCORES = 2**27  # of rows times classes, kept for AUROC and mAP: half a GiB, 134,000 images of ImageNet
 
 
@@ -215,7 +215,7 @@ def prediction_columns(logits_BK: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Return the columns of `Predictions` for the rows of a batch, each from its own logits alone."""
     order_BK = logits_BK.argsort(dim=1, descending=True, stable=True)
     probabilities_BK = logits_BK.double().softmax(dim=1)
-    classes_BT = order_BK[:, :NUM_LIKELIEST]
+    classes_BT = order_BK[:, :NUM_TOP]
     return {
         "ranks_N": metrics.label_ranks(logits_BK, labels),
         "losses_N": metrics.example_losses(logits_BK, labels),

@@ -24,7 +24,7 @@ from vitcli.evaluation.regression import target_of
 from vitcli.evaluation.statistics import SEED
 
 KEY = "several_labels"  # of the metadata of weights
-EVEN = 0.5  # the threshold of a class that no image to choose by has
+EVEN = 0.5  # the threshold of a class that no dev image has
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def multilabel_of(metadata: Mapping[str, Any], num_classes: int) -> Multilabel |
     """Return the thresholds of weights with this metadata; None if they give one label per image.
 
     Raises:
-        WeightsError: the stored ones are no probabilities, or of another number of classes.
+        WeightsError: the stored ones are not probabilities, or of another number of classes.
     """
     stored = metadata.get(KEY)
     if stored is None:

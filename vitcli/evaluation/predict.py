@@ -151,7 +151,7 @@ def _open(images: Sequence[str], options: PredictOptions) -> Split:
     """
     if videos := video.videos_of(images):
         if options.sort_into:
-            what = "the frames of a video are no files, which --sort-into copies"
+            what = "the frames of a video are not files, which --sort-into copies"
             raise VitError(
                 what, where=f"--sort-into {options.sort_into}", fix="leave it out; --out writes a table"
             )
@@ -246,7 +246,7 @@ def _number(target: RegressionTarget, outputs_1: Tensor) -> dict[str, Any]:
 
 
 def _multilabel(multilabel: Multilabel, names: Sequence[str], topk: int, logits_K: Tensor) -> dict[str, Any]:
-    """Return the likeliest classes of an image, and those that reach their thresholds.
+    """Return the top classes of an image, and those that reach their thresholds.
 
     "margin" is the distance of the nearest probability to the threshold of its class.
     """
@@ -265,7 +265,7 @@ def _multilabel(multilabel: Multilabel, names: Sequence[str], topk: int, logits_
 def _calibrated(
     calibration: Calibration, names: Sequence[str], topk: int, outputs_O: Tensor
 ) -> dict[str, Any]:
-    """Return the likeliest classes by calibrated probabilities, with the prediction set."""
+    """Return the top classes by calibrated probabilities, with the prediction set."""
     features_D, logits_K = outputs_O[: -len(names)].numpy(), outputs_O[-len(names) :]
     answer = calibrated(logits_K[None].numpy(), features_D[None], calibration)
     order_K = logits_K.argsort(descending=True, stable=True)
@@ -323,7 +323,7 @@ def failure(result: dict[str, Any]) -> DataError | None:
 
 
 def error_of(unreadable: Sequence[dict[str, str]], num_images: int) -> DataError:
-    """Return the error about images that cannot be read, of so many."""
+    """Return the error about images that cannot be read."""
     where, reason = first_few([entry["file"] for entry in unreadable]), unreadable[0]["message"]
     what = f"{len(unreadable):,} of {count_of(num_images, 'image')} cannot be read"
     files = "this file" if len(unreadable) == 1 else "these files"

@@ -1,6 +1,6 @@
 """Predictions of every row of a split: tables made from them, and the Parquet file that stores them.
 
-Letters: N rows, K classes, T likeliest classes kept, M labels of a row.
+Letters: N rows, K classes, T top classes kept, M labels of a row.
 """
 
 import json
@@ -29,7 +29,7 @@ class Predictions:
         ranks_N: number of classes ranked above the label, see `metrics.label_ranks`; 0 is a top-1 hit.
         losses_N: softmax cross-entropy in nats.
         briers_N: Brier scores, see `metrics.brier_scores`.
-        classes_NT: the likeliest classes in order; the lower number first among equal logits.
+        classes_NT: the top classes in order; the lower number first among equal logits.
         probabilities_NT: their probabilities.
         scores_NK: log-probabilities of all classes, float32; None of several labels, or of too many numbers.
         logits_NK: all logits, float32, where rows have several labels and they are not too many.
@@ -119,7 +119,7 @@ class SavedPredictions:
         places: file or row of the data set of each image.
         labels_N: class of each image, or a tuple of classes.
         ranks_N: 0 where the prediction is right.
-        predicted_N: the likeliest class; -1 where the file has none.
+        predicted_N: the top class; -1 where the file has none.
     """
 
     path: str

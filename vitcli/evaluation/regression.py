@@ -47,10 +47,10 @@ class RegressionTarget:
 
 
 def target_of(metadata: Mapping[str, Any]) -> RegressionTarget | None:
-    """Return what weights with this metadata predict; None if they are no regression.
+    """Return what weights with this metadata predict; None if they do not predict one.
 
     Raises:
-        WeightsError: the stored scale is no scale.
+        WeightsError: the stored scale is not a scale.
     """
     stored = metadata.get(KEY)
     if stored is None:

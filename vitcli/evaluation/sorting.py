@@ -21,7 +21,7 @@ RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  #
 
 
 def check_target(folder: Path, names: Sequence[str], files: Sequence[str]) -> None:
-    """Refuse a folder that is no folder, cannot be written, or has images to sort in it, above or below it.
+    """Refuse what is not a folder, cannot be written, or has images to sort in it, above or below it.
 
     Args:
         names: of the images as they were given, files and folders.

@@ -307,7 +307,7 @@ def predictions_as_text(result: dict[str, Any], *, is_brief: bool | None = None)
     """Render the result of `vit predict`.
 
     Args:
-        is_brief: a line an image, with its likeliest class and the next; default: for more than four images.
+        is_brief: a line per image, with its top class and the next; default: for more than four images.
     """
     predictions = result["predictions"]
     brief = len(predictions) > FEW if is_brief is None else is_brief
@@ -320,16 +320,16 @@ def predictions_as_text(result: dict[str, Any], *, is_brief: bool | None = None)
 
 
 def _predicted_labels(predictions: list[dict[str, Any]]) -> str:
-    """Return a line an image: the classes that reach their thresholds; where none does, the likeliest one.
+    """Return a line per image: the classes that reach their thresholds; where none does, the top class.
 
-    Thresholds differ between the classes, so that the likeliest of all need not be among them.
+    Thresholds differ between the classes, so that the top class need not be among them.
     """
     rows = []
     for entry in predictions:
         given = zip(entry["labels"], entry["label_probabilities"], strict=True)
         labels = [f"{name} {percent(probability)}" for name, probability in given]
         first = entry["top"][0]
-        none = f"none; likeliest: {first['class']} {percent(first['probability'])}"
+        none = f"none; top class: {first['class']} {percent(first['probability'])}"
         rows.append((entry["file"], ", ".join(labels) or none))
     return simple_table({"image": "text", "labels": "text"}, rows).as_text()
 
@@ -350,7 +350,7 @@ def _end_of_predictions(result: dict[str, Any]) -> str:
 
 
 def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
-    """Return a line an image, however narrow the terminal, below the name of its folder as in a listing."""
+    """Return a line per image, however narrow the terminal, below the name of its folder as in a listing."""
     columns = {"image": "file", "class": "clipped", "probability": "number", "runner-up": "clipped"}
     has_remarks = any(map(_short_remark, predictions))
     last = {"": "number"} | ({" ": "id"} if has_remarks else {})

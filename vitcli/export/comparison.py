@@ -82,7 +82,7 @@ def compare(outputs_NK: Tensor, exported_NK: Tensor, *, are_logits: bool) -> Agr
 
 
 class NotFinite(Exception):
-    """An output of what was exported is no finite number."""
+    """An output of what was exported is not a finite number."""
 
 
 def outputs_of_both(
@@ -267,7 +267,7 @@ def highest_drop(lost: int, gained: int, num_images: int) -> float:
 
 
 def _score(lost: int, gained: int, num_images: int, drop: float) -> float:
-    """Return the score statistic of a drop, with the fraction gained that is likeliest at this drop."""
+    """Return the score statistic of a drop, with the fraction gained that is most likely at this drop."""
     a = 2 * num_images
     b = (2 * num_images - lost + gained) * drop - lost - gained
     c = -gained * drop * (1 - drop)

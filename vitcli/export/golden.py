@@ -76,7 +76,7 @@ def check(path: str) -> dict[str, Any]:
     Raises:
         CheckFailed: they differ by more than the golden file allows, or name another class.
         DataError: there is no golden file, or it is damaged.
-        VitError: it is no ONNX file.
+        VitError: it is not an ONNX file.
     """
     began_at, file = time.perf_counter(), Path(path)
     if file.suffix != ".onnx" or not file.is_file():

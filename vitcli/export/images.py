@@ -29,7 +29,7 @@ NUM_FOR_SCALES = 128  # images whose activations give the scales of int8
 
 
 def evenly(split: Split, most: int) -> Split:
-    """Return at most so many rows, evenly spread: a split is often sorted by class."""
+    """Return at most this many rows, evenly spread: a split is often sorted by class."""
     if len(split) <= most:
         return split
     return split.rows(np.linspace(0, len(split) - 1, most).round().astype(np.int64))

@@ -20,7 +20,7 @@ from vitcli.weights.production.session import OnnxSession
 
 # Memory is what the process may take besides its libraries: weights are read, copied and laid out anew.
 MEMORY_MB, MEMORY_PER_BYTE = 512, 4
-MOST_S, BYTES_IN_A_SECOND = 60, 10_000_000  # and a second more for so many bytes of weights
+MOST_S, BYTES_IN_A_SECOND = 60, 10_000_000  # and a second more for this many bytes of weights
 MOST_THREADS, MB_OF_A_THREAD = 8, 16
 MOST_OUTPUTS = 1_000_000
 PROGRAM = """\

@@ -54,7 +54,7 @@ def push(
         options: for a folder that has to be made.
 
     Raises:
-        VitError: not a repository name, OUT is no folder, or the run is not finished or would be changed.
+        VitError: not a repository name, OUT is not a folder, or the run is not finished or would be changed.
         MachineError: no token, no permission, no network.
         CheckFailed: the exported weights or the uploaded files differ from the originals.
     """

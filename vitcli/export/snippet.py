@@ -35,7 +35,7 @@ STORED_NAMES = 'json.loads(session.get_modelmeta().custom_metadata_map["class_na
 
 
 def onnx_snippet(path: str, form: ProgramForm, *, has_names: bool) -> str:
-    """Return code that prints the likeliest class of image.jpg and its probability, its number or features.
+    """Return code that prints the top class of image.jpg and its probability, its number or features.
 
     Args:
         path: of the ONNX file.

@@ -284,7 +284,7 @@ def _forecast(
 ) -> dict[str, Any]:
     """Return what more images would bring, from nested draws of the decodable ones of these rows.
 
-    Least squares choose l2 for each draw, whatever the recipe has: at a fixed l2 accuracy is no power law.
+    Least squares choose l2 for each draw, whatever the recipe has: at a fixed l2 accuracy is not a power law.
     """
     draws = forecast.curve_draws(
         problem.labels_N,

@@ -2,7 +2,7 @@
 
 Nested draws of the training images are scored as `vit fewshot` scores its own, but with l2 chosen for each
 draw by leaving one out: at a fixed l2 accuracy hardly rises where there are about as many rows as columns,
-and that shelf is no power law. A curve with a floor is fitted to the mean error at each number of images n:
+and that shelf is not a power law. A curve with a floor is fitted to the mean error at each number n:
 
     error(n) = floor + a (n / N)^-b                                  N all training images
 

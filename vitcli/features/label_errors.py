@@ -299,7 +299,7 @@ def nearest_rows(
 ) -> np.ndarray:
     """Return the rows of the M = `count` images most similar to each of `rows`, by cosine, (len(rows), M).
 
-    An image is no neighbour of itself, nor of those of its group; M is smaller where there are fewer others.
+    An image is not a neighbour of itself, nor of those of its group; M is smaller where fewer are left.
     """
     directions_ND = np.asarray(features_ND, dtype=np.float64)
     norms_N1 = np.linalg.norm(directions_ND, axis=1, keepdims=True)

@@ -215,7 +215,7 @@ def attention_stats(
 def feature_map(model: nn.Module, encoded: Any) -> Tensor | None:
     """Return features by place (B, H, W, D), float32 on the CPU, from the output of `forward_features`.
 
-    None if that is no grid.
+    None if that is not a grid.
     """
     if not isinstance(encoded, Tensor):
         return None

@@ -157,7 +157,7 @@ def _check_transformer(variant: Variant | None, name: str) -> None:
 
 
 def check_image_size(arch: Architecture) -> None:
-    """Refuse an image size that is no multiple of the patch size: the remainder would be ignored."""
+    """Refuse an image size that is not a multiple of the patch size: the remainder would be ignored."""
     patch_size = arch.patch_size
     if not patch_size or not any(side % patch_size for side in arch.image_size):
         return

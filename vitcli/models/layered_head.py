@@ -47,7 +47,7 @@ class LayeredVisionTransformer(VisionTransformer):
 
 
 def can_read_layers(model: nn.Module, num_layers: int) -> bool:
-    """Return whether the head of a network can read so many layers: of a plain ViT with a class token."""
+    """Return whether the head of a network can read this many layers: of a plain ViT with a class token."""
     is_plain = type(model) is VisionTransformer and has_normed_token(model)
     return (
         is_plain

@@ -40,7 +40,7 @@ def page(
         summary: contents of the page, a few words each.
         notes: lines at the bottom, such as folders that were skipped.
         base: folder the file is written to, where links to run folders start; None for no links.
-        refresh_s: reload the page after so many seconds.
+        refresh_s: reload the page after this many seconds.
         generator: element that distinguishes a page of this kind from other HTML files.
     """
     # The parts of the page, in reading order.

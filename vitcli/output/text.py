@@ -320,7 +320,9 @@ def seen_notes(result: dict[str, Any]) -> list[str]:
         of = f"{seen:,} of {count_of(count, 'held-out image')} had been" if count else f"{seen:,} had been"
         notes.append(f"{of} trained on by the checkpoint that the run started from: its accuracy is too high")
     if seen := result.get("num_choice_seen"):
-        notes.append(f"{count_of(seen, 'image')} to choose by had been trained on by the checkpoint already")
+        notes.append(
+            f"{count_of(seen, 'image')} of the dev split had been trained on by the checkpoint already"
+        )
     return notes
 
 
@@ -436,7 +438,7 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 def short_paths(paths: Sequence[str]) -> list[str]:
     """Shorten paths by the folder that all of them are in, but for its name where it holds the files.
 
-    Files of different classes may have the same name. Names that are no paths stay as they are.
+    Files of different classes may have the same name. Names that are not paths stay as they are.
     """
     folders = {os.path.dirname(path) for path in paths}
     if "" in folders or len({os.path.isabs(folder) for folder in folders}) != 1:

@@ -10,7 +10,7 @@ from vitcli.errors import MachineError, VitError, nearest
 from vitcli.recipe import toml
 
 HOMES = (Path(__file__).parent / "shipped", Path(__file__).parents[2] / "recipes")  # of a wheel, a checkout
-# Files and folders among the recipes that are no recipes.
+# Files and folders among the recipes that are not recipes.
 ALIASES, ROWS = "datasets.toml", "reproduce.toml"
 # Keys that take a path or a name, and names that are none of a path.
 PATH_KEYS = ("data.dataset", "eval.probe", "model.ckpt")
@@ -58,7 +58,7 @@ def find(name: str) -> Path:
         return _home() / f"{name}.toml"
     if name == "auto":
         raise VitError(
-            "auto is no file: it takes one of three by the images of a class",
+            "'auto' is not a file: it selects a recipe by images per class",
             where="the name of a recipe",
             fix="vit recipes list finetune- names them; vit finetune --dry-run says which one it takes",
         )

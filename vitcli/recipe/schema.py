@@ -113,7 +113,7 @@ class Model(WithAddress):
         "zero",
     )
     head_layers: NonNegativeInt = key(
-        "of head = refit: it reads so many of the last blocks where their closed form is ahead, left out", 0
+        "of head = refit: it reads this many of the last blocks where their closed form is ahead, left out", 0
     )
     dropout: Fraction = key("probability, after the position embedding and dense layers (paper, B.1)", 0.0)
     drop_path: Fraction = key("probability of skipping the last block, linear from 0 (AugReg)", 0.0)
@@ -309,7 +309,7 @@ class Train(Section):
     seed: NonNegativeInt = key("random seed of data order, augmentation, dropout and fresh weights")
     runs: Count = key("repetitions with seed, seed + 1, ...; gives mean and std (paper, Table 2: 3)")
     folds: NonNegativeInt = key(
-        "divide the training images into so many folds, each scored by a run on the others, then train on "
+        "K-fold cross-validation: this many folds, each scored by a run on the others, then train on "
         "all; 0: off",
         0,
     )
@@ -320,7 +320,7 @@ class Train(Section):
         "end a run of several processes after waiting so long for one", STALL_MINUTES
     )
     patience: NonNegativeInt = key(
-        "end after so many evaluations (eval.every) without improvement on a part cut from train, with the "
+        "end after this many evaluations (eval.every) without improvement on a part cut from train, with the "
         "best weights; 0: off",
         0,
     )

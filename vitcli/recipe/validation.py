@@ -273,7 +273,7 @@ FIXED_IN_A_CHOICE = {
     **dict.fromkeys(("data.dataset", "data.train_split", "data.num_examples"), "the training data"),
     **dict.fromkeys(
         ("data.eval_split", "data.dev_fraction", "data.hold_out_dev", "data.group_column"),
-        "the data to choose by",
+        "the dev split",
     ),
     **dict.fromkeys(("data.image_column", "data.label_column", "data.num_classes"), "the task"),
     **dict.fromkeys(("train.seed", "train.runs", "train.folds", "train.average_runs"), "a repetition"),

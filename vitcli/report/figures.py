@@ -28,7 +28,7 @@ from vitcli.report.runs import EvaluationRecord, Names, Point, Run, RunCollectio
 
 MAX_LINES = len(COLORS)  # of one figure
 MAX_TICKS = 8
-FEW_POINTS = 3  # fewer are no curve
+FEW_POINTS = 3  # fewer are not a curve
 MAX_POINTS = 240  # of one line, a point per pixel
 MAX_CLASSES = 2_000  # of a confusion matrix that is drawn
 MISTAKES_SHOWN = 10  # of a result, about 4 KB each

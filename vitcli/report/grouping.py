@@ -281,7 +281,7 @@ def compute_column(exaflops: Sequence[float | None], detail: str = "") -> tuple[
 def interval_of(
     accuracy: float | None, count: int | None, known: Sequence[float] | None = None
 ) -> Sequence[float] | None:
-    """Return the 95 % interval of an accuracy over so many images, `known` if it is stored with the result.
+    """Return the 95 % interval of an accuracy over this many images, `known` if it is stored with the result.
 
     Of a mean of runs it is that of one run as accurate. None where accuracy or count is not known.
     """
@@ -325,7 +325,7 @@ def _cell(column: NetworkColumn, row: RowKey, *, has_count: bool) -> Cell:
 def best_of_their_images(records: Sequence[AnyRecord], names: Names, key: str) -> set[Path]:
     """Return the folders of results that no other of the same images surpasses in a score.
 
-    The best error is the smallest. A result is no candidate if its start was trained on the images.
+    The best error is the smallest. A result is not a candidate if its start was trained on the images.
     """
     fair = [record for record in records if not getattr(record.summary, "num_held_out_seen", 0)]
 

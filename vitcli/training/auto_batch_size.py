@@ -102,7 +102,7 @@ def _spare_fraction(device: torch.device) -> float:
 
 
 def max_part_on_gpu(activation_bytes: float, device: torch.device) -> int:
-    """Return the largest micro-batch to choose by default: its activations take half of the GPU's memory."""
+    """Return the default micro-batch, the largest whose activations take half of the GPU's memory."""
     total = torch.cuda.get_device_properties(device).total_memory
     most = MAX_PART if total <= LARGE_BYTES else MAX_PART_ON_LARGE
     return max(1, min(most, int(total / 2 / activation_bytes)))

@@ -198,7 +198,7 @@ def save(
         num_bytes = sum(fsdp.local(value).nbytes for value in flat(checkpoint.tensors).values())
         raise _cannot_write(folder, error, num_bytes) from error
 
-    # Delete older checkpoints. The new one is safe: those that cannot be deleted are no error of the save.
+    # Delete older checkpoints. The new one is safe: those that cannot be deleted do not fail the save.
     left = []
     for old in checkpoint_folders(run_dir)[keep:]:
         if not milestone_every or step_of_checkpoint(old) % milestone_every:

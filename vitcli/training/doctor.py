@@ -216,7 +216,7 @@ def proof_as_text(result: dict[str, Any]) -> str:
 
 
 def _with_kills(words: list[str], out: Path, *, steps: int, kills: int, progress: Progress) -> list[int]:
-    """Run to the end with so many kills; return the number of logged steps at each."""
+    """Run to the end with this many kills; return the number of logged steps at each."""
     draws, killed_at = random.Random(0), []
     for number in range(kills):
         # Wait for a step, then a random moment, so that the kill is not always between two steps.

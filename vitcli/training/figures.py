@@ -19,8 +19,8 @@ ACCURACIES = {
     "patch_accuracy": "of patches",
     "most_frequent_color": "majority class",
 }
-OF_IMAGES = ("top1", "top5")  # accuracies over so many images as the evaluation had
-FEW_POINTS = 3  # fewer are no curve
+OF_IMAGES = ("top1", "top5")  # accuracies over the images of the evaluation
+FEW_POINTS = 3  # fewer are not a curve
 MOST_POINTS = 1_000  # of the curve of the learning rate
 
 
@@ -108,7 +108,7 @@ def _error_bar(axes: Axes, x: float, y: float, interval: Sequence[float], colour
 
 
 def _spread(num_steps: int) -> list[int]:
-    """Return all updates of a run, or so many of a long one that its curve is smooth."""
+    """Return all updates of a run, or of a long one as many as make a smooth curve."""
     step = max(1, num_steps // MOST_POINTS)
     return sorted({*range(0, num_steps, step), num_steps - 1})
 

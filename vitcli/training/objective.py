@@ -200,7 +200,7 @@ def _class_line(metrics: Metrics) -> str:
 def gives_several_labels(settings: ObjectiveSettings, train_split: Split) -> bool:
     """Return whether a run trains a network to give an image several labels, and scores it so.
 
-    Shards, whose labels cannot be read at once, are scored by the likeliest class alone.
+    Shards, whose labels cannot be read at once, are scored by the top class alone.
     """
     return settings.loss == "sigmoid" and train_split.is_multilabel and not train_split.is_large
 

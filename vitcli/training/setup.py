@@ -171,7 +171,7 @@ class TrainingJob:
         return replace(self, plan=plan, earlier_plans=(*self.earlier_plans, (step, self.plan)))
 
     def with_layered_head(self, num_layers: int) -> "TrainingJob":
-        """Return the job whose network is delivered with a head that reads so many layers."""
+        """Return the job whose network is delivered with a head that reads this many layers."""
         arch = replace(self.start.arch, head_layers=num_layers)
         return replace(self, start=replace(self.start, arch=arch))
 
@@ -469,7 +469,7 @@ def _mean_forward_macs(recipe: Recipe, arch: Architecture) -> float | None:
 
 
 def _max_micro_batch(recipe: Recipe, options: RunOptions, runtime: Runtime, start: InitialModel) -> int:
-    """Return the largest micro-batch to choose by default.
+    """Return the default micro-batch, the largest that fits.
 
     On a GPU as large as its memory allows, but for the bits of --exact, which are the same on any GPU.
     """

@@ -1,4 +1,4 @@
-"""The images of a run by what they are for: to train on, to report on, to choose by, to calibrate by."""
+"""The images of a run by what they are for: training, evaluation, dev split, calibration."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,7 +24,7 @@ from vitcli.recipe.schema import PROBE, Data
 from vitcli.weights.io import read_description
 
 VALIDATION, TEST = "validation", "test"
-# Of the training images, to choose by where the recipe names no fraction; never more.
+# The dev split of the training images where the recipe names no fraction; never more.
 CHOICE_FRACTION, MOST_TO_CHOOSE_BY = 0.1, 500
 
 
@@ -51,7 +51,7 @@ class RunSplits:
 
     @property
     def own(self) -> list[Split]:
-        """The images that are cut or named for this run alone: to train on, to report on, to choose by."""
+        """The images that are cut or named for this run alone: training, evaluation and dev split."""
         return [split for split in (self.train, self.eval, self.choice) if split is not None]
 
     def replaced(self, *, train: Split, eval: Split, choice: Split | None) -> "RunSplits":

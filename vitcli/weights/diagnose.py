@@ -44,7 +44,7 @@ class Diagnosis:
         unused: names of tensors that no classifier uses.
         info: what the weights are, or look like where `is_recognised` is false; None if nothing is known.
         missing_head: tensors of a head that the metadata describes and the file lacks; `info` then has no
-            classes. This is no problem: features need no head.
+            classes. This is not a problem: features need no head.
         expected: names and shapes of the network's tensors; None where timm cannot build it.
         problems: one for each step that failed.
     """

@@ -211,7 +211,7 @@ def _read_safetensors(path: Path, values: bool) -> StoredTensors:
             state = {name: read(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
         if values and metadata.get(CHECKSUM, "") not in ("", checksum_of(state, text)):
             fix = f"take another copy; if you have changed it yourself, leave out the metadata {CHECKSUM!r}"
-            raise file_error("the file is no longer as it was written: its checksum is another", fix=fix)
+            raise file_error("checksum mismatch: the file was modified or damaged", fix=fix)
     if not isinstance(stored, dict):
         raise file_error("the metadata named vit is not an object")
     return StoredTensors(state, _spelling(state), stored)
@@ -300,7 +300,7 @@ class _FewPickledBytes(io.BufferedReader):
     def _counted(self, content: bytes) -> bytes:
         self.num_pickled += len(content)
         if self.num_pickled > MOST_PICKLED_BYTES:
-            raise file_error(f"it begins with more than {MOST_PICKLED_BYTES:,} bytes that are no numbers")
+            raise file_error(f"it begins with more than {MOST_PICKLED_BYTES:,} bytes that are not numbers")
         return content
 
 

@@ -104,7 +104,7 @@ def _of_card(card: Path | None) -> str:
         from huggingface_hub.repocard import metadata_load
 
         stated = metadata_load(card)
-    except Exception:  # whatever YAML and the disk refuse: a damaged card is no damage of the weights
+    except Exception:  # whatever YAML and the disk refuse: a damaged card does not damage the weights
         return ""
     stated = stated or {}
     name = _name(stated.get(KEY))

@@ -39,7 +39,7 @@ class CheckOptions:
     """How a data set is checked.
 
     Attributes:
-        distance: perceptual hashes that differ in at most so many of their 64 bits count as near.
+        distance: perceptual hashes that differ in at most this many of their 64 bits count as near.
         pairs_out: a CSV file for all pairs of the first two splits.
     """
 

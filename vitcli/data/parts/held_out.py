@@ -15,7 +15,7 @@ class FoldName:
 
     Attributes:
         fold: its number from 1; None for all: train on every image, scored by the models of the folds.
-        is_choice: to choose by, not to report on: the dev part of what is left without the fold.
+        is_choice: the dev split within a run, not reported on: the dev part of what is left without the fold.
     """
 
     num_folds: int
@@ -38,7 +38,7 @@ class FoldName:
 
 
 def choice_part(eval_split: str) -> str:
-    """Return the part of the training images to choose by, where `eval_split` is to report on."""
+    """Return the dev part of the training images, where `eval_split` is to report on."""
     if eval_split == "auto":  # a test split cut from the training images must not take part in choosing
         return DEV_PART
     folds = FoldName.of(eval_split)
@@ -47,6 +47,6 @@ def choice_part(eval_split: str) -> str:
 
 
 def is_choice(eval_split: str) -> bool:
-    """Return whether a part of the training images is to choose by."""
+    """Return whether a part of the training images is a dev split."""
     folds = FoldName.of(eval_split)
     return eval_split in (DEV_PART, DEV_PART_OF_ALL) or bool(folds and folds.is_choice)

@@ -130,7 +130,7 @@ def fold_of_rows(train: Split, num_folds: int, *, order_N: np.ndarray | None) ->
         raise DataError(
             f"{train.name} is read as shards, or too large to be divided into folds",
             where="--folds (recipe key train.folds)",
-            fix="leave it out: of so many images a held-out part is large enough",
+            fix="leave it out: of this many images a held-out part is large enough",
         )
     groups_N = groups_to_divide(train)
     groups_N = np.arange(len(train)) if groups_N is None else groups_N

@@ -46,7 +46,7 @@ def open_class_folders(path: Path, *, typed: str, one_class: bool) -> Tables | N
     if not folders:
         names = [name for name in subfolders(path) if has_images(path / name)]
         if not names or all(name.lower() in SPLIT_WORDS for name in names):
-            return None  # of train/ and test/ without class folders, these are no classes
+            return None  # of train/ and test/ without class folders, these are not classes
         folders = {"train": path}
     if not one_class:
         for folder in folders.values():

@@ -190,7 +190,7 @@ def open_label_files(files: Sequence[Path], root: Path, choices: LabelChoices, *
     listed = list_files(root, root)
     read = [read_label_file(path, root, choices) for path in files]
     images = _labelled_images(read, _Places(root, listed))
-    # Sort them by split; files that are no images are left out like those that no row names.
+    # Sort them by split; files that are not images are left out like those that no row names.
     unreadable, by_split = {*listed.others}, {}
     for image in images:
         if image.path not in unreadable:

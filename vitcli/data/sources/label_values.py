@@ -30,7 +30,7 @@ SEPARATORS = ("|", ";")
 WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # "007" is a name: as a number it would be another
 DECIMAL_COMMA = re.compile(r"-?\d+,\d+")  # as spreadsheets of half of the world write 1.5
 FEW_CLASSES = 20  # up to this many are taken as they are, whatever they look like
-MANY_NUMBERS, IMAGES_PER_NUMBER = 1_000, 20  # more numbers with fewer images each are no classes
+MANY_NUMBERS, IMAGES_PER_NUMBER = 1_000, 20  # more numbers with fewer images each are not classes
 NUMBERS, NAMES = "numbers", "a name of each image"
 NEEDS_NUMBERS = "vit finetune with --set objective.loss=regression predicts numbers"
 

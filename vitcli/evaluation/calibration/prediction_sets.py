@@ -24,7 +24,7 @@ def threshold_at(label_probabilities_N: np.ndarray, level: int) -> float | None:
 
 
 def sets_at(probabilities_NK: np.ndarray, threshold: float | None) -> np.ndarray:
-    """Return which classes are in the set of each row, (N, K) bool; the likeliest one always is.
+    """Return which classes are in the set of each row, (N, K) bool; the top class always is.
 
     The promise holds without that rule too. It serves the reader: where the accuracy is above the coverage,
     sets without it are often empty.

@@ -110,7 +110,7 @@ def _read(stored: Mapping[str, Any], packed: Mapping[str, Any] | None, num_class
     if type(num_images) is not int or not isinstance(chosen_on, str):
         raise ValueError("it does not say by which images")
     if fingerprint is not None and not isinstance(fingerprint, str):
-        raise ValueError("the fingerprint is no text")
+        raise ValueError("the fingerprint is not text")
     # Statistics are left out by formats without a place for them; then nothing is known of distances.
     is_known = packed is not None and distance is not None and unlike is not None
     statistics = _unpacked(packed, num_classes) if is_known else None
@@ -185,7 +185,7 @@ def _unpacked(packed: Mapping[str, Any], num_classes: int) -> FeatureStatistics:
 
 def _of_base64(text: Any, count: int) -> np.ndarray:
     if not isinstance(text, str):
-        raise ValueError("an array is no text")
+        raise ValueError("an array is not text")
     values = base64.b64decode(text, validate=True)
     if len(values) != 4 * count:
         raise ValueError(f"an array has {len(values)} bytes and not {4 * count}")

@@ -116,7 +116,7 @@ def start_weights(model: nn.Module) -> InitialHead:
     """Describe a network that is not sharded yet; `copy_of` follows once it is in its place.
 
     Raises:
-        VitError: its logits are no linear function of its features.
+        VitError: its logits are not a linear function of its features.
     """
     names = head_names(model)
     backbone = {name: value for name, value in model.state_dict().items() if name not in names}

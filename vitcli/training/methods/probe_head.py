@@ -1,7 +1,7 @@
 """A head that starts at its optimum: the closed form of `vit fewshot` as the last layer of a network.
 
 The closed form (`features/least_squares.py`) predicts the class with the largest score, a linear function of
-the features. Its targets are -1 and 1, so its scores are no log probabilities. One temperature t, fitted on
+the features. Its targets are -1 and 1, so its scores are not log probabilities. One temperature t, fitted on
 the scores of rows that were left out (Guo et al., arXiv 1706.04599), makes them so:
 
     softmax:  logits = t score,          t minimises the cross-entropy

@@ -17,7 +17,7 @@ from vitcli.output.text import count_of, duration
 from vitcli.training.setup import TrainingJob
 
 MEASURED_STEPS = 6  # before the first plan, after one that is slow
-LONG_STEPS = 0.05  # of the time: so many measured steps are enough
+LONG_STEPS = 0.05  # of the time: this many measured steps are enough
 LATE, EARLY = 0.01, 0.03  # of the time: what a forecast may miss the end by before the run is planned again
 CHECKED_AFTER = 1 / 4  # of the time that is left
 FEWEST_STEPS = 2  # that a later forecast is made from
