@@ -228,10 +228,13 @@ OF_RUNS = {
         "dropout is the same in every step": ('"model", step, global_part', '"model", 0, global_part'),
         "dropout ignores the seed": ("derive_seed(settings.seed, ", "derive_seed(0, "),
         "a loss that is not finite goes on": (
-            "            self._loss,\n            0.0 if",
-            "            0.0,\n            0.0 if",
+            "if math.isfinite(self._loss) and (",
+            "if (",
         ),
-        "a gradient that is not finite goes on": ("0.0 if may_overflow else self._grad_norm", "0.0"),
+        "a gradient that is not finite goes on": (
+            "(may_overflow or math.isfinite(self._grad_norm))",
+            "True",
+        ),
         "the rate of the next step": ("settings.lr_at(step)", "settings.lr_at(step + 1)"),
         "clipping after the step": (
             "            grad_norm = clip_by_global_norm(parameters, settings.clip)\n",

@@ -2,6 +2,19 @@
 
 # By file and tests: what each break does, the text before and after it.
 OF_TRAINING = {
+    (
+        "vitcli/training/loop.py",
+        "tests/training/test_time_limit.py::test_a_stopped_run_follows_the_recorded_plan_to_the_same_bits",
+    ): {
+        "a plan that is due is forgotten when the clock is asked again": (
+            "requests.append(self.is_plan_due or (",
+            "requests.append(False or (",
+        ),
+        "the last step of a recorded plan is not logged if its numbers are read late": (
+            "self.is_plan_due or self.state.step == self.until",
+            "self.is_plan_due",
+        ),
+    },
     ("vitcli/training/methods/refit.py", "tests/training/methods/test_refit.py"): {
         "the closed form takes the place of the tuned head": (
             "tuned[name] + fitted[name].to(tuned[name].device)",

@@ -42,10 +42,14 @@ def evaluations(folder) -> list[tuple[int, tuple[float, float]]]:
     return scored[:-1]  # the last is of the images to report on
 
 
-@pytest.mark.parametrize("average", [0, pytest.param(0.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("average", "is_late"),
+    [(0, False), *(pytest.param(0.5, late, marks=pytest.mark.slow) for late in (0, 1))],
+)
 def test_a_run_ends_after_its_patience_with_its_best_weights_also_over_a_stop(
-    photos, tmp_path, monkeypatch, average
+    photos, tmp_path, monkeypatch, average, is_late
 ):
+    monkeypatch.setattr(loop, "runs_ahead", lambda device: is_late)
     words = (*WORDS, "--dataset", photos, "--set", f"optimizer.average={average}", "--lr", "0.3")
     unbroken = tmp_path / "unbroken"
     outcome = run(*words, "--out", unbroken, "--json")
@@ -86,7 +90,7 @@ def test_a_run_ends_after_its_patience_with_its_best_weights_also_over_a_stop(
 
     monkeypatch.setattr(BestWeights, "observe", observe_and_stop)
     assert run(*words, "--out", tmp_path / "stopped").code == 143
-    monkeypatch.undo()
+    monkeypatch.setattr(BestWeights, "observe", observe)
     assert run(*words, "--out", tmp_path / "stopped").code == 0
     assert fingerprint(tmp_path / "stopped") == fingerprint(unbroken)
 

@@ -300,23 +300,31 @@ def test_the_forecast_counts_the_images_that_calibrate(eval_split, calibrated_by
     assert scoring_of(job).num_final == expected
 
 
+@pytest.mark.parametrize(
+    ("is_late", "eval_every", "planned_after"),
+    # Read late, numbers tell of the seventh step during the eighth, unless its weights are evaluated.
+    [(False, 7, 7), (True, 7, 7), (True, 0, 8)],
+)
 def test_a_stopped_run_follows_the_recorded_plan_to_the_same_bits(
-    photos, tmp_path, monkeypatch, a_second_a_step
+    photos, tmp_path, monkeypatch, a_second_a_step, is_late, eval_every, planned_after
 ):
+    monkeypatch.setattr(loop, "runs_ahead", lambda device: is_late)
+    monkeypatch.setattr(TimeLimit, "scored", lambda self, num_examples, seconds: None)
     words = (*SMALL, "--dataset", photos, "--epochs", "25", "--max-time", "20s", "--batch-size", 8)
     words += ("--set", "model.layers=2")
-    words += ("--set", "schedule.warmup=20%", "--set", "train.log_every=1", "--set", "train.save_every=4")
-    words += ("--set", "train.keep_checkpoints=9")
+    words += ("--set", "schedule.warmup=20%", "--set", "train.log_every=1", "--set", "train.save_every=3")
+    words += ("--set", "train.keep_checkpoints=9", "--set", f"eval.every={eval_every}")
     outcome = run(*words, "--out", tmp_path / "unbroken")
     assert outcome.code == 0, outcome.err
     plan = json.loads((tmp_path / "unbroken/plan.json").read_text())
-    assert (plan["total_steps"], plan["warmup_steps"], plan["replans"]) == (20, 4, [[7, 20]])
+    assert (plan["total_steps"], plan["warmup_steps"], plan["replans"]) == (20, 4, [[planned_after, 20]])
     records = [json.loads(line) for line in (tmp_path / "unbroken/metrics.jsonl").open()]
     rates = {record["step"]: record["lr"] for record in records if "lr" in record}
     assert max(rates) == 20
     cosine = {"base_lr": 0.02, "decay": "cosine", "end_lr": 0.0}
     for step, rate in rates.items():
-        plan = {"total_steps": 20, "warmup_steps": 4} if step > 7 else {"total_steps": 75, "warmup_steps": 15}
+        total_steps = 20 if step > planned_after else 75
+        plan = {"total_steps": total_steps, "warmup_steps": total_steps // 5}
         assert rate == pytest.approx(schedule.lr_at_step(step - 1, **cosine, **plan))
 
     # Stopped after the plan is recorded, and resumed from a checkpoint of before it.
@@ -330,9 +338,10 @@ def test_a_stopped_run_follows_the_recorded_plan_to_the_same_bits(
     monkeypatch.setattr(loop, "seed_generators", seed_and_stop)
     a_second_a_step.now, stop_at = 0.0, 9
     assert run(*words, "--out", tmp_path / "stopped").code == 143
-    assert json.loads((tmp_path / "stopped/plan.json").read_text())["replans"] == [[7, 20]]
-    for number in (8, 10):
-        shutil.rmtree(tmp_path / f"stopped/checkpoints/step_{number:07}")
+    assert json.loads((tmp_path / "stopped/plan.json").read_text())["replans"] == [[planned_after, 20]]
+    for path in (tmp_path / "stopped/checkpoints").iterdir():
+        if int(path.name.removeprefix("step_")) > 6:
+            shutil.rmtree(path)
     stop_at = 1000
     outcome = run(*words, "--out", tmp_path / "stopped")
     assert outcome.code == 0, outcome.err

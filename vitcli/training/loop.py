@@ -135,7 +135,7 @@ def train(
             is_end = state.step == plan.total_steps
             is_evaluated = evaluation is not None and not is_end and evaluation.is_due(state.step)
             is_saved = settings.save_every > 0 and state.step % settings.save_every == 0
-            journal.finish_step(at_once=is_end or is_evaluated or is_saved)
+            journal.finish_step(at_once=is_evaluated or is_saved)
 
             # Evaluate; a signal that arrives meanwhile ends it.
             if is_evaluated:
@@ -197,14 +197,15 @@ class Journal:
         self.state, self.settings, self.meter, self.folder = state, settings, meter, folder
         self.stop, self.saver = stop, saver
         self.runs_ahead = runs_ahead(state.runtime.device)
+        self.until = settings.until or settings.plan.total_steps
+        self._has_last_plan = self.until == settings.plan.total_steps
         self.stop_signal, self.is_save_due, self.is_plan_due = 0, False, False
         self._waiting: StepNumbers | None = None  # of the last step, until they are logged
         self._loss = self._grad_norm = math.nan
 
     def steps(self) -> Iterator[int]:
         """Yield the steps to make with the plan, until it ends or another one is due."""
-        until = self.settings.until or self.settings.plan.total_steps
-        while self.state.step < until and not self.is_plan_due:
+        while self.state.step < self.until and not self.is_plan_due:
             yield self.state.step
 
     def add(self, numbers: StepNumbers) -> None:
@@ -221,9 +222,10 @@ class Journal:
             self._check()
 
     def finish_step(self, *, at_once: bool) -> None:
-        """Log the current step, after its update; with `at_once` also on a device that runs ahead."""
+        """Log the current step, after its update; if the host runs ahead, only `at_once` or the last one."""
         if self.runs_ahead:
-            if not (at_once or self.stop_signal or self.is_save_due or self.is_plan_due):
+            is_last = self.stop_signal or self.is_plan_due or self.state.step == self.until
+            if not (at_once or is_last or self.is_save_due):
                 return
             self._check()
         self._log()
@@ -252,7 +254,8 @@ class Journal:
         """Return the losses of all processes, and let them decide together to stop, save or plan again."""
         runtime, is_due = self.state.runtime, self.saver is not None and self.saver.is_due()
         requests = [self.stop.signal == signal.SIGINT, self.stop.signal == signal.SIGTERM, is_due]
-        requests.append(self._misses_time_limit())
+        is_over = self.state.best is not None and self.state.best.is_over
+        requests.append(self.is_plan_due or (is_over and self._has_last_plan))
         if runtime.world_size > 1:
             all_PN = runtime.gather(torch.tensor([*losses, *requests], dtype=torch.float64))
             losses, requests = all_PN[:, :-4].flatten().tolist(), all_PN[:, -4:].any(dim=0).tolist()
@@ -260,30 +263,25 @@ class Journal:
         self.stop_signal = signal.SIGINT if interrupted else signal.SIGTERM if terminated else 0
         return losses
 
-    def _misses_time_limit(self) -> bool:
-        """Return whether the plan is the last one recorded, and would not end on time, or is to end now."""
-        limit, settings, best = self.state.limit, self.settings, self.state.best
-        if best and best.is_over and settings.until in (None, settings.plan.total_steps):
-            return True
-        if limit is None or (settings.until or math.inf) < settings.plan.total_steps:
-            return False
-        return limit.misses(self.state.step, settings.plan.total_steps)
-
     def _check(self) -> None:
         """Read the numbers that wait to be logged, and raise NotFiniteError if one is not finite."""
         numbers = self._waiting
         losses, self._grad_norm, loss_scale = numbers.read()
+        # The clock is asked once a step, and until it wants another plan: asked again, it would measure anew.
+        if self.state.limit and self._has_last_plan and not self.is_plan_due:
+            self.is_plan_due = self.state.limit.misses(self.state.step, self.settings.plan.total_steps)
         losses = self.agree(losses)
         # `fsum` is exact before it rounds, so the mean does not depend on which process computed which part.
         self._loss = math.fsum(losses) / len(losses)
         # An overflowing fp16 gradient is normal: the update is skipped and the scale of the losses halved.
         may_overflow = self.state.runtime.precision == "fp16" and loss_scale > MIN_LOSS_SCALE
-        _check_finite(
-            self._loss,
-            0.0 if may_overflow else self._grad_norm,
-            step=numbers.step,
-            lr=numbers.lr,
-            clip=self.settings.clip,
+        if math.isfinite(self._loss) and (may_overflow or math.isfinite(self._grad_norm)):
+            return
+        raise NotFiniteError(
+            f"the {'gradient' if math.isfinite(self._loss) else 'loss'} is not a finite number",
+            where=f"step {numbers.step + 1}, learning rate {numbers.lr:.3g}, loss {self._loss:.4g}, "
+            f"gradient norm {self._grad_norm:.4g}",
+            fix=f"lower --lr{'' if self.settings.clip else ', or set optimizer.clip,'} in a new --out",
         )
 
     def _log(self) -> None:
@@ -369,13 +367,3 @@ class Meter:
         left_s = num_left * self._measured_s / self._num_steps
         if left_s >= WORTH_A_NOTE_S:
             self.progress.note(f"about {duration(left_s)} for {count_of(num_left, 'more step')}")
-
-
-def _check_finite(loss: float, grad_norm: float, *, step: int, lr: float, clip: float) -> None:
-    if math.isfinite(loss) and math.isfinite(grad_norm):
-        return
-    raise NotFiniteError(
-        f"the {'gradient' if math.isfinite(loss) else 'loss'} is not a finite number",
-        where=f"step {step + 1}, learning rate {lr:.3g}, loss {loss:.4g}, gradient norm {grad_norm:.4g}",
-        fix=f"lower --lr{'' if clip else ', or set optimizer.clip,'} in a new --out",
-    )
