@@ -21,7 +21,7 @@ from vitcli import recipe
 from vitcli.data.split import Split
 from vitcli.data.task import check_supports
 from vitcli.errors import DataError, nearest
-from vitcli.recipe.schema import Section, either, key, one_or_several
+from vitcli.recipe.schema import NON_EMPTY, Section, either, key, one_if
 from vitcli.recipe.validation import report, validate
 
 SEE = 'lines below [classes], such as mug = 504, or "alarm clock" = [409, 530]'
@@ -67,15 +67,15 @@ class Projection:
         return torch.cat([projected_BG, logits_BK[:, list(self.outside)]], dim=1)
 
 
-NumberOrName = either(int, str, other_if=str, other_is="a name in quotes")
+NumberOrName = Annotated[int | str, either(str, "a name in quotes")]
+OneOrSeveral = Annotated[tuple[NumberOrName, ...], NON_EMPTY, one_if(int, str, float)]
 
 
 class _File(Section):
     about: str | None = key("description of the map", None)
-    classes: Annotated[
-        dict[str, one_or_several(NumberOrName, one_if=(int, str, float))],
-        Field(min_length=1),
-    ] = key("for each class of the data, one or several classes of a checkpoint, by number or name")
+    classes: Annotated[dict[str, OneOrSeveral], Field(min_length=1)] = key(
+        "for each class of the data, one or several classes of a checkpoint, by number or name"
+    )
 
 
 @dataclass(frozen=True)

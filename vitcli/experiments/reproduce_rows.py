@@ -23,7 +23,7 @@ SEE = "docs/reproduce.md explains the keys; recipes/reproduce.toml has the shipp
 # An accuracy of 1 or less is a fraction by mistake.
 Percent = Annotated[float, Field(gt=1, le=100)]
 PercentWithStd = Annotated[tuple[Percent, Annotated[float, Field(ge=0, le=50)]], Field(strict=False)]
-PercentOrWithStd = either(Percent, PercentWithStd, other_if=(list, tuple), other_is="[mean, std]")
+PercentOrWithStd = Annotated[Percent | PercentWithStd, either(list | tuple, "[mean, std]")]
 
 
 class SharedKeys(Section):

@@ -12,6 +12,7 @@ from vitcli import recipe
 from vitcli.errors import VitError
 from vitcli.output.run_folder import slug
 from vitcli.recipe.schema import (
+    NON_EMPTY,
     Count,
     NonNegativeInt,
     Positive,
@@ -20,8 +21,7 @@ from vitcli.recipe.schema import (
     dotted,
     either,
     key,
-    list_of,
-    one_or_several,
+    one_if,
 )
 from vitcli.recipe.validation import Problem, report, validate
 
@@ -29,18 +29,21 @@ SEE = "docs/study.md has every key with its meaning"
 ALL = "all"
 
 Text = Annotated[str, Field(min_length=1)]
-Texts = one_or_several(Text, one_if=str)
-CountOrAll = either(Count, Literal["all"], other_if=str, other_is='"all"')
+Texts = Annotated[tuple[Text, ...], NON_EMPTY, one_if(str)]
+Counts = Annotated[tuple[Count, ...], NON_EMPTY]
+CountsOrAll = Annotated[tuple[Annotated[Count | Literal["all"], either(str, '"all"')], ...], NON_EMPTY]
+Seeds = Annotated[tuple[NonNegativeInt, ...], NON_EMPTY]
+Durations = Annotated[tuple[Positive, ...], NON_EMPTY]
 
 
 class Grid(Section):
     """Lists of values, of which every combination is one run; without a list, the recipe's value."""
 
     models: Texts | None = key("networks as --model takes them; with command finetune, checkpoints", None)
-    num_examples: list_of(CountOrAll) | None = key("sizes of random subsets of the training images", None)
-    epochs: list_of(Positive) | None = key("durations in passes over the training images", None)
-    steps: list_of(Count) | None = key("durations in optimizer steps; these or epochs", None)
-    seeds: list_of(NonNegativeInt) | None = key("random seeds, also of the subsets; gives mean and std", None)
+    num_examples: CountsOrAll | None = key("sizes of random subsets of the training images", None)
+    epochs: Durations | None = key("durations in passes over the training images", None)
+    steps: Counts | None = key("durations in optimizer steps; these or epochs", None)
+    seeds: Seeds | None = key("random seeds, also of the subsets; gives mean and std", None)
 
 
 class StudyVariant(Section):
@@ -49,9 +52,9 @@ class StudyVariant(Section):
     name: Text = key("name in tables and figures")
     family: Texts | None = key("points of a family are joined by a line; several: it is in all", None)
     recipe: Text | None = key("recipe of its runs (default: the study's)", None)
-    num_examples: list_of(CountOrAll) | None = key("replaces the grid's", None)
-    epochs: list_of(Positive) | None = key("replaces the grid's", None)
-    steps: list_of(Count) | None = key("replaces the grid's", None)
+    num_examples: CountsOrAll | None = key("replaces the grid's", None)
+    epochs: Durations | None = key("replaces the grid's", None)
+    steps: Counts | None = key("replaces the grid's", None)
     set: RecipeKeys = key("recipe keys of its runs", {})
 
 

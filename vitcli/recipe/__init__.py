@@ -84,15 +84,16 @@ def load(
     """
     if name_or_path == AUTO:
         given, _ = parse_options(overrides, shorthands, [])  # whose mistakes are reported by the first
-        return auto.with_all_sizes(load, overrides, shorthands, given=given.keys())
+        by_size = {size: load(name, overrides, shorthands) for size, name in auto.NAMES.items()}
+        return by_size["some"].with_sizes(by_size, given.keys())
     draft = merge(name_or_path, overrides, shorthands)
     if not training:
         draft.mistakes.extend(_unused_training_keys(draft))
     # Mistakes of the merge and of the schema come in one report.
     file = label(find(name_or_path))
     recipe, problems = check_with_choices(draft.values, draft.sources, file=file, training=training)
-    if problems := draft.mistakes + problems:
-        raise report(problems, f"recipe {name_or_path}")
+    if recipe is None or draft.mistakes or problems:
+        raise report(draft.mistakes + problems, f"recipe {name_or_path}")
     if command:
         check_names_ckpt(recipe, command)
         if recipe.data.dataset is None:
@@ -140,9 +141,9 @@ def _shrink_warmup(draft: Draft, of_file: Mapping[str, Any]) -> None:
     """Keep the fraction of a warm-up that a recipe gives in steps, where --steps is less than these."""
     values, sources = draft.values, draft.sources
     steps, warmup, steps_of_file = values.get(STEPS), values.get(WARMUP), of_file.get(STEPS)
-    if not all(isinstance(count, int) for count in (steps, warmup, steps_of_file)) or warmup <= steps:
+    if not (isinstance(steps, int) and isinstance(warmup, int) and isinstance(steps_of_file, int)):
         return
-    if sources[WARMUP].startswith("option ") or not sources[STEPS].startswith("option "):
+    if warmup <= steps or sources[WARMUP].startswith("option ") or not sources[STEPS].startswith("option "):
         return
     fraction = f"{100 * warmup / steps_of_file:.4g}%"
     origin = f"{warmup} of {steps_of_file} in {sources[WARMUP]}"
@@ -242,7 +243,7 @@ def _base_and_file(path: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def _flat_table(table: dict[str, Any], source: str, mistakes: list[Problem]) -> dict[str, Any]:
-    values = {}
+    values: dict[str, Any] = {}
     for section, keys in table.items():
         if section in SECTIONS and isinstance(keys, dict):
             values |= {f"{section}.{key}": value for key, value in keys.items()}

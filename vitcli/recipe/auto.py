@@ -3,9 +3,8 @@
 All three are loaded, so that mistakes of options are reported before the data are looked at.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 from vitcli.recipe.schema import PROBE, REFIT, Recipe
 
@@ -39,17 +38,10 @@ def choose(
     line = f"recipe {NAMES[size]}: {spread} {images} per class{uneven}; --recipe names another"
     chosen = recipe.by_size[size].with_notes(line)
     model, objective, optimizer = chosen.model, chosen.objective, chosen.optimizer
+    assert objective and optimizer, "they train"
     if model.head in (PROBE, REFIT) and (is_multilabel or max(present) < 2) and HEAD not in recipe.given:
         model = model.model_copy(update={"head": "zero", "head_layers": 0})
         optimizer = optimizer.model_copy(update={"unfamiliar_lr": None})
     if is_large and WEIGHTS not in recipe.given:
         objective = objective.model_copy(update={"class_weights": "none"})
     return chosen.model_copy(update={"model": model, "objective": objective, "optimizer": optimizer})
-
-
-def with_all_sizes(
-    load: Any, overrides: Sequence[str], shorthands: Mapping[str, Any], *, given: Collection[str]
-) -> Recipe:
-    """Return the recipe of the middle size, with all three in `by_size`; `given` are keys of options."""
-    by_size = {size: load(name, overrides, shorthands) for size, name in NAMES.items()}
-    return by_size["some"].with_sizes(by_size, given)

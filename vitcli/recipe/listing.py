@@ -36,7 +36,7 @@ def list_recipes(pattern: str | None = None) -> list[dict[str, Any]]:
         for name, about in recipe.available()
         if pattern is None or matches(name, about, pattern)
     ]
-    if not entries:
+    if pattern and not entries:
         names = [name for name, _ in recipe.available()]
         raise VitError(
             f"no recipe matches {pattern!r}{nearest(pattern, names)}",

@@ -5,18 +5,21 @@ Studies, the rows of the paper's tables and class maps build their own schemas f
 
 from collections.abc import Collection
 from functools import cache
-from typing import Annotated, Any, Literal, get_args
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     Discriminator,
     Field,
+    GetCoreSchemaHandler,
+    GetPydanticSchema,
     Tag,
-    TypeAdapter,
     field_validator,
     model_validator,
 )
+from pydantic_core import CoreSchema, core_schema
 
 from vitcli.io.credentials import without_credentials
 
@@ -24,38 +27,38 @@ ONE_OF, OTHER = "<or> ", "<other>"  # the branches of `either`; they appear in p
 # Keys on which no accuracy depends: how fast a run is, when it gives up and what it says besides.
 WITHOUT_EFFECT = frozenset({"data.cache", "train.stall_minutes", "fewshot.forecast"})
 STALL_MINUTES = 10.0  # also for commands whose recipe has no section train
-PROBE, REFIT = "probe", "refit"  # as model.head: the closed form of few-shot classification, before or after
-WEIGHTS = "weights"  # in the place of a value of [data]: what the checkpoint states about its images
+PROBE: Final = "probe"
+REFIT: Final = "refit"  # as model.head: the closed form of few-shot classification, before or after
+WEIGHTS: Final = "weights"  # in the place of a value of [data]: what the checkpoint states about its images
 
 
-def either(one: Any, other: Any, *, other_if: type | tuple[type, ...], other_is: str) -> Any:
-    """Return the type `one | other`, where the class of a value decides between them.
+def either(other_if: type | UnionType | str, other_is: str) -> GetPydanticSchema:
+    """Let the class of a value, or a word that it is, decide between the two types of a union, `one | other`.
 
     Unlike a plain union it reports a mistake once, not once for each branch. `other_is` describes the other
     type where a value is of neither.
     """
     tag = f"{ONE_OF}{other_is}"
-    branch = Discriminator(lambda value: OTHER if isinstance(value, other_if) else tag)
-    return Annotated[Annotated[one, Tag(tag)] | Annotated[other, Tag(OTHER)], branch]
+
+    def branch_of(value: Any) -> str:
+        is_other = value == other_if if isinstance(other_if, str) else isinstance(value, other_if)
+        return OTHER if is_other else tag
+
+    def schema(union: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        one, other = get_args(union)
+        branch = Discriminator(branch_of)
+        return handler(Annotated[Annotated[one, Tag(tag)] | Annotated[other, Tag(OTHER)], branch])
+
+    return GetPydanticSchema(schema)
 
 
-def or_weights(kind: Any) -> Any:
-    """Return the type `kind | "weights"`; another word is reported as a wrong `kind`."""
-    tag = f'{ONE_OF}"{WEIGHTS}"'
-    branch = Discriminator(lambda value: OTHER if value == WEIGHTS else tag)
-    return Annotated[Annotated[kind, Tag(tag)] | Annotated[Literal[WEIGHTS], Tag(OTHER)], branch]
+def one_if(*kinds: type) -> BeforeValidator:
+    """Let a list be written as its only item, where that is of one of these classes."""
+    return BeforeValidator(lambda value: [value] if isinstance(value, kinds) else value)
 
 
-def list_of(kind: Any) -> Any:
-    """Return the type of a list with one item at least, kept as a tuple."""
-    return Annotated[tuple[kind, ...], Field(strict=False, min_length=1)]  # not strict: TOML has lists only
-
-
-def one_or_several(kind: Any, *, one_if: type | tuple[type, ...]) -> Any:
-    """Return the type of a list that may be written as its only item."""
-    return Annotated[list_of(kind), BeforeValidator(lambda v: [v] if isinstance(v, one_if) else v)]
-
-
+NON_EMPTY = Field(strict=False, min_length=1)  # of a tuple; not strict: TOML has lists only
+OR_WEIGHTS = either(WEIGHTS, f'"{WEIGHTS}"')
 Count = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -68,16 +71,17 @@ MaxMinutes = Annotated[float, Field(gt=0, le=525_600)]  # a year
 StallMinutes = Annotated[float, Field(ge=0.25, le=1440)]  # at least three beats of `distributed.peers`
 PercentText = Annotated[str, Field(pattern=r"^(100|\d{1,2}(\.\d+)?)%$")]
 PerChannel = Annotated[tuple[float, float, float], Field(strict=False)]
+PerChannelOrWeights = Annotated[PerChannel | Literal["weights"], OR_WEIGHTS]
 FractionRange = Annotated[tuple[UnitIntervalOpen0, UnitIntervalOpen0], Field(strict=False)]
 PositiveRange = Annotated[tuple[Positive, Positive], Field(strict=False)]
 Betas = Annotated[tuple[Fraction, Fraction], Field(strict=False)]
 RandAugment = Annotated[tuple[Count, Positive], Field(strict=False)]
 HeightAndWidth = Annotated[tuple[Count, Count], Field(strict=False)]
-ImageSize = either(Count, HeightAndWidth, other_if=(list, tuple), other_is="[height, width]")
-StepsOrPercent = either(NonNegativeInt, PercentText, other_if=str, other_is='a fraction such as "10%"')
-Counts = one_or_several(Count, one_if=int)
-NumberOrSweep = either(Positive, Literal["sweep"], other_if=str, other_is='"sweep"')
-BlocksOrBackbone = either(NonNegativeInt, Literal["backbone"], other_if=str, other_is='"backbone"')
+ImageSize = Annotated[Count | HeightAndWidth, either(list | tuple, "[height, width]")]
+StepsOrPercent = Annotated[NonNegativeInt | PercentText, either(str, 'a fraction such as "10%"')]
+Counts = Annotated[tuple[Count, ...], NON_EMPTY, one_if(int)]
+NumberOrSweep = Annotated[Positive | Literal["sweep"], either(str, '"sweep"')]
+BlocksOrBackbone = Annotated[NonNegativeInt | Literal["backbone"], either(str, '"backbone"')]
 Gelu = Literal["auto", "tanh", "erf"]
 Compute = Literal["auto", "fp32", "bf16", "fp16"]
 
@@ -107,7 +111,7 @@ class Model(WithAddress):
     ckpt: str | None = key(
         "initial weights: run folder, file, name, Hub id, address, or demo (docs/weights.md)", None
     )
-    head: Literal["zero", "keep", PROBE, REFIT] = key(
+    head: Literal["zero", "keep", "probe", "refit"] = key(
         "of a fine-tuned checkpoint: zeros (paper, 3.2), its own for equal classes, the closed form of vit "
         "fewshot (probe), or zeros that the closed form joins after the last step (docs/finetuning.md)",
         "zero",
@@ -172,7 +176,7 @@ class Data(WithAddress):
         None,
     )
     one_class: bool = key("take a folder that holds one folder of folders as a data set of one class", False)
-    image_size: or_weights(ImageSize) = key(
+    image_size: Annotated[ImageSize | Literal["weights"], OR_WEIGHTS] = key(
         "pixels of the model's input: a side, [height, width] (paper, B.1), or weights: their own"
     )
     train_crop: Literal["inception", "random", "none"] = key(
@@ -193,7 +197,7 @@ class Data(WithAddress):
         "whole image to a square, or short side to floor(image_size / eval_crop_fraction); then crop; "
         "weights: as they state"
     )
-    eval_crop_fraction: or_weights(CropFraction) | None = key(
+    eval_crop_fraction: Annotated[CropFraction | Literal["weights"], OR_WEIGHTS] | None = key(
         "fraction of the side that the centre crop keeps; needed for short_side, allowed for square; "
         "weights: as they state",
         None,
@@ -202,10 +206,10 @@ class Data(WithAddress):
         "interpolation of every resize; weights: as they state"
     )
     antialias: bool = key("low-pass filter when an image gets smaller; the authors' code has none")
-    mean: or_weights(PerChannel) = key(
+    mean: PerChannelOrWeights = key(
         "per channel, subtracted from pixels in [0, 1]; 0.5 for [-1, 1] (paper's code); weights: theirs"
     )
-    std: or_weights(PerChannel) = key("per channel, divides after the mean; weights: theirs")
+    std: PerChannelOrWeights = key("per channel, divides after the mean; weights: theirs")
     sampling: Literal["uniform", "sqrt", "balanced"] = key(
         "how often images are drawn; sqrt: a class by the root of its size; balanced: all classes the same",
         "uniform",
@@ -225,9 +229,10 @@ class Data(WithAddress):
     @model_validator(mode="before")
     @classmethod
     def _one_spelling_of_a_square(cls, values: Any) -> Any:
-        size = values.get("image_size") if isinstance(values, dict) else None
-        square = isinstance(size, list | tuple) and len(size) == 2 and size[0] == size[1]
-        return {**values, "image_size": size[0]} if square else values
+        match values:
+            case {"image_size": [height, width]} if height == width:
+                return {**values, "image_size": height}
+        return values
 
     @property
     def image_hw(self) -> tuple[int, int]:
@@ -293,7 +298,7 @@ class Schedule(Section):
     warmup: StepsOrPercent = key('linear increase from 0, in steps or as a percentage of the run: "10%"')
     decay: Literal["cosine", "linear", "constant"] = key("from the end of the warm-up to the end of the run")
     end_lr: PositiveOrZero = key("learning rate at the end of the run; ignored by a constant one")
-    image_sizes: list_of(Count) | None = key(
+    image_sizes: Annotated[tuple[Count, ...], NON_EMPTY] | None = key(
         "sides of square training images over equal parts of the run, rising to data.image_size", None
     )
     max_minutes: MaxMinutes | None = key(
@@ -470,7 +475,7 @@ def table_in(annotation: Any) -> type[BaseModel] | None:
     return next(filter(None, map(table_in, get_args(annotation))), None)
 
 
-SECTIONS = {name: table_in(field.annotation) for name, field in Recipe.model_fields.items()}
+SECTIONS = {name: kind for name, field in Recipe.model_fields.items() if (kind := table_in(field.annotation))}
 TRAINING_SECTIONS = ("objective", "optimizer", "schedule", "train")
 OPTIONAL_SECTIONS = (*TRAINING_SECTIONS, "fewshot", "inspect")
 KEYS = {
@@ -489,7 +494,8 @@ def dotted(table: Any) -> Any:
 
 
 # Settings of a recipe inside another file, by dotted key.
-RecipeKeys = Annotated[dict[Literal[*KEYS], Any], BeforeValidator(dotted)]
+RecipeKey = Annotated[str, GetPydanticSchema(lambda *_: core_schema.literal_schema([*KEYS]))]
+RecipeKeys = Annotated[dict[RecipeKey, Any], BeforeValidator(dotted)]
 
 
 def accepts_none(key: str) -> bool:
@@ -500,7 +506,8 @@ def accepts_none(key: str) -> bool:
 @cache
 def takes_list(key: str) -> bool:
     """Return whether one value of the key may be a list, such as [height, width]; else a list is a sweep."""
-    return _is_array(TypeAdapter(Annotated[KEYS[key].annotation, KEYS[key]]).json_schema())
+    section, _, name = key.partition(".")
+    return _is_array(SECTIONS[section].model_json_schema()["properties"][name])
 
 
 def _is_array(schema: dict[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """Sweeps: keys that list several values, of which the best on the dev split is chosen (paper, B.1.1)."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -17,10 +18,7 @@ def check_with_choices(
     values: Mapping[str, Any], sources: Mapping[str, str], *, file: str, training: bool
 ) -> tuple[Recipe | None, list[Problem]]:
     """Check values as `check` does, where any may be a list; every combination must be valid."""
-
-    def check_one(values: Mapping[str, Any]) -> tuple[Recipe | None, list[Problem]]:
-        return check(values, sources, file=file, training=training)
-
+    check_one = partial(check, sources=sources, file=file, training=training)
     lists = {key: list(value) for key, value in values.items() if is_listed(key, value)}
     if not lists:
         return check_one(values)
@@ -46,19 +44,18 @@ def check_with_choices(
             what = f"{key} names addresses that differ only behind their ?, or in their passwords"
             problems.append(Problem(what, sources.get(key, file), "download the files, and name their paths"))
     # ... then the items together.
-    for items in product(*lists.values()) if not problems else ():
-        problems += check_one(first | dict(zip(lists, items, strict=True)))[1]
-    if problems:
-        return None, list(dict.fromkeys(problems))
+    for combination in product(*lists.values()) if not problems else ():
+        problems += check_one(first | dict(zip(lists, combination, strict=True)))[1]
     recipe, _ = check_one(first)
+    if problems or recipe is None:
+        return None, list(dict.fromkeys(problems))
     return recipe.with_choices({key: tuple(items) for key, items in checked.items() if len(items) > 1}), []
 
 
 def trials(recipe: Recipe) -> list[tuple[Choice, Recipe]]:
     """Return every combination of the listed values, in the order of the lists, with its recipe."""
-    names, lists = recipe.choices.keys(), recipe.choices.values()
-    combinations = [dict(zip(names, values, strict=True)) for values in product(*lists)]
-    return [(choice, settled(recipe, choice)) for choice in combinations]
+    choices = [dict(zip(recipe.choices, values, strict=True)) for values in product(*recipe.choices.values())]
+    return [(choice, settled(recipe, choice)) for choice in choices]
 
 
 def settled(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:

@@ -282,9 +282,9 @@ WEIGHTS, SAMPLING = "objective.class_weights", "data.sampling"
 ALTERNATIVES = {"schedule.steps": "schedule.epochs", "schedule.epochs": "schedule.steps"}
 
 
-def is_overridden(key: str, layer: dict[str, Any]) -> bool:
+def is_overridden(key: str, layer: Mapping[str, Any]) -> bool:
     """Return whether an inherited key loses its meaning through a choice that `layer` makes."""
-    choice, needed = BELONGS.get(key, (None, None))
+    choice, needed = BELONGS.get(key, ("", None))
     loss = layer.get("objective.loss", "softmax")
     if (key in OF_CLASSES and loss == "regression") or (key == WEIGHTS and loss != "softmax"):
         return True
@@ -292,7 +292,7 @@ def is_overridden(key: str, layer: dict[str, Any]) -> bool:
         return True
     if key == UNFAMILIAR_LR and "optimizer.lr" in layer:  # which is asked for, whatever the images
         return True
-    other = {WEIGHTS: SAMPLING, SAMPLING: WEIGHTS}.get(key)
+    other = {WEIGHTS: SAMPLING, SAMPLING: WEIGHTS}.get(key, "")
     if layer.get(other) == "balanced":  # with both, classes would count twice
         return True
     return ALTERNATIVES.get(key) in layer or (choice in layer and layer[choice] != needed)
