@@ -1,7 +1,8 @@
-"""Checks of benchmarks/gpu_smoke.sh that compare numbers; each prints them and exits 1 if it does not hold.
+"""Checks and measurements of benchmarks/gpu_stages.sh: each prints its numbers, and exits 1 if it fails.
 
-python benchmarks/gpu_checks.py doctor FILE | losses RUN RUN TOLERANCE | same SUMMARY RESULT | goldens
-    | forward | synchronizations FOLDER | busy FILE FRACTION
+python benchmarks/gpu_checks.py about | ceilings | speed RESULT | doctor FILE | losses RUN RUN TOLERANCE
+    | same SUMMARY RESULT | replanned RUN LIMIT SECONDS | part < PLAN | goldens | forward
+    | synchronizations FOLDER | busy FILE FRACTION | attention | nvjpeg PHOTOS
 """
 
 import json
@@ -9,10 +10,98 @@ import os
 import re
 import subprocess
 import sys
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 GOLDEN_TOLERANCE, FORWARD_TOLERANCE = 2e-5, 1e-4
+UNITS = {
+    "images_per_s": "images/s",
+    "ratio": "of timm",
+    "fraction_of_limit": "of the limit",
+    "limit_flops_per_s": "FLOP/s",
+    "data_wait_fraction": "data wait",
+    "device_peak_memory_gib": "GiB",
+}
+
+
+def about() -> bool:
+    """There is a GPU; what runs on it."""
+    from importlib.metadata import version
+
+    import torch
+
+    import vitcli  # noqa: F401
+
+    names = ("timm", "datasets", "pyarrow", "numpy", "accelerate", "safetensors")
+    print(", ".join(f"{name} {version(name)}" for name in names))
+    query = [
+        "nvidia-smi",
+        "--query-gpu=name,driver_version,power.limit,clocks.max.sm",
+        "--format=csv,noheader",
+    ]
+    print(subprocess.run(query, capture_output=True, text=True).stdout.strip())
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {os.cpu_count()} cores")
+    return True
+
+
+def ceilings() -> bool:
+    """What the device does for seconds on end: copies, and products of bf16 matrices."""
+    import torch
+
+    def copied() -> str:
+        source = torch.randn(2**30, device="cuda")
+        target = torch.empty_like(source)
+        each_s = seconds_each(lambda: target.copy_(source), seconds=2)
+        return f"copy {2 * source.nbytes / each_s / 1e12:.2f} TB/s"
+
+    def multiplied(width: int) -> str:
+        a, b = (torch.randn(8192, width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        each_s = seconds_each(lambda: a @ b.T, seconds=3 if width == 8192 else 1)
+        return f"8192 x {width} x 8192 {2 * 8192 * 8192 * width / each_s / 1e12:.0f} TFLOP/s"
+
+    print(", ".join([copied(), *map(multiplied, (8192, 4096, 1024))]))
+    return True
+
+
+def seconds_each(work: Callable, *, seconds: float) -> float:
+    """Return the mean time of one call, in as many as take so long, after as many to warm up."""
+    import torch
+
+    for limit in (0.3 * seconds, seconds):
+        began_at, count = time.perf_counter(), 0
+        while time.perf_counter() - began_at < limit:
+            for _ in range(10):
+                work()
+            torch.cuda.synchronize()
+            count += 10
+    return (time.perf_counter() - began_at) / count
+
+
+def speed(file: str) -> bool:
+    """Print the speeds of a result of `vit bench` or `vit evaluate`."""
+    result = json.loads(Path(file).read_text())
+    for row in result.get("rows", [result]):
+        found = {**row, "ratio": (row.get("compare") or {}).get("ratio")}
+        named = [found["model"]] if isinstance(found.get("model"), str) else []
+        numbers = [f"{found[key]:.4g} {unit}" for key, unit in UNITS.items() if found.get(key) is not None]
+        print(", ".join(named + numbers), end="; ")
+    print()
+    return True
+
+
+def replanned(run: str, limit: str, took: str) -> bool:
+    """A run with a time limit was planned again, and ended within it."""
+    replans = json.loads(Path(run, "plan.json").read_text()).get("replans", [])
+    print(f"{len(replans)} times planned again, {took} s of {limit} s")
+    return bool(replans) and int(took) <= int(limit) + 1
+
+
+def part() -> bool:
+    """Print the images of a part of a plan on standard input."""
+    print(f"{json.load(sys.stdin)['per_device_batch']} images a part")
+    return True
 
 
 def doctor(file: str) -> bool:
@@ -148,9 +237,68 @@ def busy(file: str, fraction: str) -> bool:
     return bool(found) and float(found[1]) >= 100 * float(fraction)
 
 
+def attention() -> bool:
+    """The rate of each attention kernel at the tokens of 224 and 384 pixels, forward and backward."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    kernels = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+    for tokens in (197, 577):
+        shape = (128, 12, tokens, 64)
+        qkv = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+        flops = 3.5 * 4 * 128 * 12 * tokens**2 * 64
+        for kernel in kernels:
+            with sdpa_kernel([kernel]):
+                each_s = seconds_each(
+                    lambda qkv=qkv: scaled_dot_product_attention(*qkv).sum().backward(), seconds=1
+                )
+            print(f"{tokens} tokens, {kernel.name}: {flops / each_s / 1e12:.0f} TFLOP/s", end="; ")
+    print()
+    return True
+
+
+def nvjpeg(photos: str) -> bool:
+    """How fast the GPU decodes JPEGs, and how far its pixels are from ours."""
+    import io
+
+    import numpy as np
+    import pyarrow.parquet as pq
+    import torch
+    from PIL import Image
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    tables = [pq.read_table(file) for file in Path(photos).glob("*.parquet")]
+    files = [row["image"]["bytes"] for table in tables for row in table.to_pylist()]
+    jpegs = [data for data in files if data[:2] == b"\xff\xd8"]
+    batch = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in (jpegs * 256)[:256]]
+    each_s = seconds_each(lambda: decode_jpeg(batch, mode=ImageReadMode.RGB, device="cuda"), seconds=3)
+    theirs = decode_jpeg(batch[0], mode=ImageReadMode.RGB, device="cuda").cpu().numpy().astype(int)
+    ours = np.asarray(Image.open(io.BytesIO(jpegs[0])).convert("RGB")).transpose(2, 0, 1)
+    levels = np.abs(theirs - ours)
+    print(f"{256 / each_s:.0f} images/s; levels: {levels.mean():.2f} in the mean, {levels.max()} at most")
+    return True
+
+
 CHECKS = {
     check.__name__: check
-    for check in (doctor, losses, same, goldens, forward, synchronizations, counted, busy)
+    for check in (
+        about,
+        ceilings,
+        speed,
+        doctor,
+        losses,
+        same,
+        replanned,
+        part,
+        goldens,
+        forward,
+        synchronizations,
+        counted,
+        busy,
+        attention,
+        nvjpeg,
+    )
 }
 
 if __name__ == "__main__":

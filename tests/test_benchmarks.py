@@ -12,20 +12,15 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from tests.conftest import REPOSITORY
+from tests.advice import commands, split_command
+from tests.conftest import REPOSITORY, run
 
 HOME = REPOSITORY / "benchmarks"
-STUB = """
-import json, sys
-words = sys.argv[1:]
-if "ViT-S/16" in words:
-    sys.exit("error: out of luck")
-per_s = 1000 if "synthetic" in str(words) or "--dataset" not in words else 900 if "--cached" in words else 600
-about = {"device_name": "H200", "cpu_count": 16, "torch": "2.15"}
-row = {"images_per_s": per_s, "images_per_s_range": [per_s - 10, per_s + 10], "fraction_of_limit": 0.5,
-       "limit_flops_per_s": 7.9e14, "device_peak_memory_gib": 20.0, "host_peak_memory_gib": 2.0,
-       "data_wait_fraction": 0.02, "out_of_memory": "384" in words}
-print(json.dumps({"rows": [row], "machine": about} if "infer" in words else {**row, "machine": about}))
+RECORDER = """#!{python}
+import sys, time
+if "vitcli" in sys.argv:
+    with open({lines!r}, "a") as file:
+        print(*sys.argv[sys.argv.index("vitcli") + 1:], sep="\t", file=file)
 """
 
 
@@ -47,47 +42,55 @@ def test_scripts_are_bash_without_mistakes(path):
     assert os.access(path, os.X_OK)
 
 
-def test_the_gpu_script_prints_its_commands_where_there_is_no_gpu():
-    shown = script("gpu.sh", "--dry-run", "--photos", "photos/")
-
-    assert shown.returncode == 0
-    lines = shown.stdout.splitlines()
-    assert [line.partition(":")[0] for line in lines] == [
-        "train-S16", "train-B16", "train-L16", "jpeg-cold", "jpeg-cached", "infer-L16-224", "infer-L16-384",
-    ]  # fmt: skip
-    assert "--dataset photos/ --cached" in lines[4]
-    assert script("gpu.sh", "--fast").returncode == 2
-
-
-def test_the_gpu_table_has_a_fraction_for_each_row_and_goes_on_after_a_failure(tmp_path):
-    (tmp_path / "stub.py").write_text(STUB)
-    env = {"VIT": f"{sys.executable} {tmp_path / 'stub.py'}", "DEVICE": "cpu"}
-    shown = script("gpu.sh", "--photos", "photos/", **env)
-
-    rows = dict(line.strip("| ").split(" | ", 1) for line in shown.stdout.splitlines() if line[:2] == "| ")
-    assert "train-S16 failed: error: out of luck" in shown.stderr and rows["train-S16"].startswith("failed")
-    assert "| 50.0% | 790 TFLOP/s measured | 20.0 | 2.0% | 50 %, 60 %" in rows["train-B16"]
-    assert "600 (590 to 610) | 60.0% | the synthetic rate" in rows["jpeg-cold"]
-    assert "| 90.0% |" in rows["jpeg-cached"] and rows["infer-L16-384"].startswith("out of memory")
-    assert shown.stdout.endswith("H200, 16 cores, torch 2.15\n")
+@pytest.fixture(scope="module")
+def gpu_lines(tmp_path_factory):
+    """The words of every command that the rows of a visit to a GPU type."""
+    home = tmp_path_factory.mktemp("gpu")
+    lines, recorder = home / "lines", home / "python"
+    recorder.write_text(RECORDER.format(python=sys.executable, lines=str(lines)))
+    recorder.chmod(0o755)
+    rows = {}
+    for stage in "abc":
+        env = {"PYTHON": str(recorder), "OUT": str(home / stage), "STAGE_S": "9999"}
+        listed = script("gpu_stages.sh", stage, "--dry-run", **env).stdout.splitlines()
+        shown = script("gpu_stages.sh", stage, "--photos", "demo", **env)
+        rows[stage] = [row.split("\t") for row in (home / stage / "rows.tsv").read_text().splitlines()]
+        assert sorted(row[0] for row in rows[stage]) == sorted(line.partition(": ")[0] for line in listed)
+        assert shown.stdout == (home / stage / "rows.tsv").read_text()
+    return rows, [line.split("\t") for line in dict.fromkeys(lines.read_text().splitlines())]
 
 
-def test_the_smoke_script_lists_thirty_checks_and_skips_those_that_need_a_gpu():
-    listed = script("gpu_smoke.sh", "--dry-run").stdout
+def test_every_command_line_of_a_visit_to_a_gpu_is_one_of_vit(gpu_lines):
+    _, lines = gpu_lines
+    assert {line[0] for line in lines} >= {"finetune", "pretrain", "evaluate", "bench", "doctor", "fewshot"}
+    for words in lines:
+        name, options = split_command(words)
+        commands()[name].make_context(name, options)  # refuses what it does not know
 
-    assert [line.split(" | ")[0] for line in listed.splitlines() if " | listed | " in line] == [
-        f"| {number}" for number in range(1, 31)
+
+@pytest.mark.slow
+def test_every_run_of_a_visit_to_a_gpu_is_accepted_by_a_cpu(gpu_lines):
+    for words in gpu_lines[1]:
+        if words[0] in ("finetune", "pretrain") and "99" not in words and "--device" not in words:
+            here = [*words, "--dry-run", "--device", "cpu", "--precision", "fp32"]
+            here = [word for word in here if word not in ("--json", "--exact", "--profile", "--measure")]
+            assert run(*here).code == 0, words
+
+
+def test_a_row_that_fails_ends_nothing_and_is_named(gpu_lines, tmp_path):
+    rows, _ = gpu_lines
+    assert {row[1] for row in rows["b"]} == {"0"} and all(row[4] for row in rows["a"])
+
+    env = {"PYTHON": "false", "OUT": str(tmp_path)}
+    shown = script("gpu_stages.sh", "a", "--only", "^(versions|doctor$)", **env)
+    assert shown.returncode == 1
+    assert [line.split("\t")[:2] for line in shown.stdout.splitlines()] == [
+        ["versions", "1"],
+        ["doctor", "1"],
     ]
-    text = (HOME / "gpu_smoke.sh").read_text()
-    assert all(f"\ncheck_{number}() {{" in text for number in range(1, 31))
-    skipped = script("gpu_smoke.sh", ONLY="1 2 14", PYTHON="false")
-    assert skipped.returncode == 0 and skipped.stdout.count("| skipped | 0 s | no GPU |") == 3
-
-
-def test_a_failed_check_ends_nothing_and_is_named():
-    shown = script("gpu_smoke.sh", ONLY="3 12", CUDA_VISIBLE_DEVICES="", PYTHON="false")
-
-    assert shown.returncode == 1 and shown.stdout.count("| failed |") == 2 and "code 1" in shown.stdout
+    late = script("gpu_stages.sh", "a", "--only", "versions", STAGE_S="5", **env)
+    assert "left out: only" in late.stdout
+    assert script("gpu_stages.sh", "d").returncode == script("gpu_stages.sh", "a", "--fast").returncode == 2
 
 
 def test_the_table_of_whole_processes_is_of_pairs_in_turn():
