@@ -3,6 +3,19 @@
 # By file and tests: what each break does, the text before and after it.
 OF_TRAINING = {
     (
+        "vitcli/training/optim.py",
+        "tests/training/test_shard.py::test_slices_are_updated_and_updates_skipped_on_a_device_that_runs_ahead",
+    ): {
+        "torch's fused SGD is given slices": (
+            "_FusedSgd if fused else torch.optim.SGD",
+            "torch.optim.SGD",
+        ),
+        "an update of slices by fused SGD is never skipped": (
+            'found_inf=getattr(self, "found_inf", None),',
+            "found_inf=None,",
+        ),
+    },
+    (
         "vitcli/training/loop.py",
         "tests/training/test_time_limit.py::test_a_stopped_run_follows_the_recorded_plan_to_the_same_bits",
     ): {

@@ -127,16 +127,16 @@ def batches(count: int):
         yield Batch(pixels, torch.tensor([0, 1, 2, 0]), torch.arange(4), ())
 
 
+def settings_of(name: str, *, weight_decay: float) -> Optimizer:
+    return Optimizer.model_construct(
+        name=name, momentum=0.9, betas=(0.9, 0.99), eps=1e-8, weight_decay=weight_decay, decay_on="matrices"
+    )
+
+
 def trained(queued: QueuedDevice, folder, kind: str, name: str, gradients) -> TrainingState:
     """Train a tiny network for six steps of two micro-batches, logging every second one."""
     model = network(kind).to(META)
-    betas = (0.9, 0.99) if name == "adam" else None
-    optimizer = build_optimizer(
-        model,
-        Optimizer.model_construct(
-            name=name, momentum=0.9, betas=betas, eps=1e-8, weight_decay=0.1, decay_on="matrices"
-        ),
-    )
+    optimizer = build_optimizer(model, settings_of(name, weight_decay=0.1))
     with mock.patch.object(Accelerator, "device", META):
         runtime = runtimes.start("fp32")
         state = TrainingState(
@@ -298,9 +298,13 @@ def test_a_gradient_that_overflows_in_fp16_is_skipped_as_by_torchs_scaler(
 def linear(name: str, fused: bool) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     model = torch.nn.Linear(5, 3, bias=False)
     torch.nn.init.ones_(model.weight)
-    if name == "adam":
-        return model, torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+    settings = settings_of(name, weight_decay=0.0)
+    with mock.patch.object(optim, "runs_ahead", lambda device: fused):
+        optimizer = build_optimizer(model, settings)
+    if not fused:
+        optim.unfuse(optimizer)
+    optimizer.param_groups[0]["lr"] = 0.1
+    return model, optimizer
 
 
 def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -327,10 +331,11 @@ def test_processes_that_read_late_stop_after_the_same_step_and_end_with_the_same
     assert fingerprint(tmp_path / "late") == fingerprint(tmp_path / "at_once")
 
 
-def two_processes(*words: object, on_start=lambda processes: None) -> list[int]:
-    """Train on two processes that read numbers late; return their exit codes."""
+def two_processes(*words: object, late=("loop",), on_start=lambda processes: None) -> list[int]:
+    """Train on two processes that read numbers late, in these modules; return their exit codes."""
     code = (
-        "import sys; from vitcli.training import loop; loop.runs_ahead = lambda device: True; "
+        "import sys; from vitcli.training import loop, optim; "
+        f"{' = '.join(f'{module}.runs_ahead' for module in late)} = lambda device: True; "
         "from vitcli.cli import app; app.main(sys.argv[1:])"
     )
     with socket.socket() as free:

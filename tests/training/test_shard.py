@@ -1,10 +1,12 @@
 """`--shard`: slices on every process, the numbers of the whole."""
 
 import json
+import math
 import os
 import random
 import signal
 import time
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,18 +17,23 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.conftest import run, vit
+from tests.processes import of_processes
 from tests.training.test_finetune import NETWORK, SMALL, fingerprint, losses, small_run, when_logged
+from tests.training.test_queued_device import settings_of, two_processes
+from vitcli.distributed import fsdp
+from vitcli.distributed.runtime import Runtime
 from vitcli.errors import VitError
-from vitcli.training import checkpoint
+from vitcli.training import checkpoint, optim
 from vitcli.training.setup import check_network
 
 # Two parts of a step on two processes, clipping, an average of the weights, evaluations of unequal batches.
-WORDS = (
+ADAM = ("--set", "optimizer.name=adam", "--set", "optimizer.betas=[0.9,0.999]", "--set", "optimizer.eps=1e-8")
+OF_SGD = (
     *("--batch-size", 12, "--per-device-batch", 3, "--precision", "fp32", "--set", "train.log_every=1"),
     *("--set", "eval.every=4", "--set", "eval.batch_size=4", "--set", "train.save_every=3"),
     *("--set", "optimizer.average=0.9", "--set", "optimizer.clip=0.5"),
-    *("--set", "optimizer.name=adam", "--set", "optimizer.betas=[0.9,0.999]", "--set", "optimizer.eps=1e-8"),
 )
+WORDS = (*OF_SGD, *ADAM)
 
 
 def sharded_run(photos: Path, out: Path, *more: object, processes: int, steps: int = 8, **how):
@@ -76,6 +83,46 @@ def test_two_sharded_processes_learn_what_one_process_learns(photos, tmp_path):
     for kind in ("model", "optimizer", "average"):
         pair = [of_use(state.tensors[kind]) for state in (together, whole)]
         torch.testing.assert_close(*pair, rtol=1e-3, atol=1e-4)
+
+
+def test_slices_are_updated_and_updates_skipped_on_a_device_that_runs_ahead(monkeypatch):
+    monkeypatch.setattr(optim, "runs_ahead", lambda device: True)
+
+    def weights_of(name: str, runtime: Runtime | None) -> list[torch.Tensor]:
+        model = nn.Linear(5, 3, bias=False)
+        nn.init.ones_(model.weight)
+        if runtime:
+            fsdp.shard(model, runtime)
+        optimizer = optim.build_optimizer(model, settings_of(name, weight_decay=0.1))
+        optimizer.param_groups[0]["lr"] = 0.1
+        weights = []
+        for number in (math.inf, 1.0, math.nan, 2.0):  # also the first
+            model.weight.grad = fsdp.sliced_like(torch.full((3, 5), number), model.weight)
+            optim.update_weights(optimizer, torch.tensor(math.isfinite(number)))
+            weights.append(fsdp.whole({"": model.weight.detach()}, keep=True)[""].clone())
+        return weights
+
+    import_module("torch.distributed.fsdp")  # takes a second, which the processes need not
+
+    names = ("sgd", "adam")
+    sharded, other = of_processes(2, lambda runtime: [weights_of(name, runtime) for name in names])
+
+    torch.testing.assert_close(sharded, other, rtol=0, atol=0)
+    torch.testing.assert_close(sharded, [weights_of(name, None) for name in names], rtol=1e-6, atol=0)
+    for start, first, skipped, second in sharded:
+        assert (start == 1).all() and (second < first).all() and (first < 1).all()
+        assert torch.equal(first, skipped)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [OF_SGD, WORDS], ids=["sgd", "adam"])
+def test_a_sharded_run_whose_numbers_are_read_late_learns_what_it_would_at_once(photos, tmp_path, words):
+    words = (*words, "--steps", 8, "--dataset", photos, "--shard")
+    at_once = vit(*SMALL, *words, "--out", tmp_path / "at_once", "--num-processes", 2, timeout=300)
+
+    assert at_once.returncode == 0, at_once.stderr + at_once.stdout
+    assert two_processes(*words, "--out", tmp_path / "late", late=("loop", "optim")) == [0, 0]
+    assert losses(tmp_path / "late") == pytest.approx(losses(tmp_path / "at_once"), rel=1e-5)
 
 
 @pytest.mark.slow

@@ -120,11 +120,7 @@ class Runtime:
 
     def concatenated(self, items: list) -> list:
         """Return the lists of all processes joined in the order of the ranks."""
-        if self.world_size == 1:
-            return items
-        lists: list[Any] = [None] * self.world_size
-        dist.all_gather_object(lists, items, group=self.control)
-        return [item for items in lists for item in items]
+        return [item for items in _of_all(items, self.control, self.world_size) for item in items]
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite the tensors of every process with those of the first one, in place."""

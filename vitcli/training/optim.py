@@ -16,6 +16,7 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
+from torch.optim.sgd import sgd
 
 from vitcli.distributed import fsdp
 from vitcli.distributed.transfer import runs_ahead
@@ -45,11 +46,40 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.opti
     match settings.name:
         case "sgd":
             fused = runs_ahead(device)
-            return _without_compiler(torch.optim.SGD)(groups, lr=0.0, momentum=settings.momentum, fused=fused)
+            optimizer_class = _without_compiler(_FusedSgd if fused else torch.optim.SGD)
+            return optimizer_class(groups, lr=0.0, momentum=settings.momentum, fused=fused)
         case "adam":
             fused = runs_ahead(device) or device.type == "cpu"
             betas, eps = settings.betas, settings.eps
             return _without_compiler(torch.optim.AdamW)(groups, lr=0.0, betas=betas, eps=eps, fused=fused)
+
+
+class _FusedSgd(torch.optim.SGD):
+    """SGD whose updates can be skipped on the device, on each process's slices of the weights.
+
+    torch's has no rule for sharded weights, and a first update that is skipped leaves its momenta
+    uninitialised.
+    """
+
+    def step(self) -> None:
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for parameter in parameters if group["momentum"] else ():
+                if self.state[parameter].get("momentum_buffer") is None:
+                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            sgd(
+                [fsdp.local(parameter) for parameter in parameters],
+                [fsdp.local(parameter.grad) for parameter in parameters],
+                [fsdp.local(self.state[p]["momentum_buffer"]) for p in parameters if group["momentum"]],
+                fused=group["fused"],
+                found_inf=getattr(self, "found_inf", None),  # none after `unfuse`
+                lr=group["lr"],
+                momentum=group["momentum"],
+                weight_decay=group["weight_decay"],
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
 
 
 @cache
@@ -78,20 +108,10 @@ def update_weights(optimizer: torch.optim.Optimizer, is_finite: Tensor) -> None:
     A fused optimizer decides on the device, and the host need not wait for it.
     """
     if is_fused(optimizer):
-        _start_momentum(optimizer)
         optimizer.found_inf = (~is_finite).float()
-        optimizer.step()
-    elif is_finite:
-        optimizer.step()
-
-
-def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Begin momenta with zeros: a first update of fused SGD that is skipped leaves them uninitialised."""
-    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ():
-        for parameter in group["params"] if group["momentum"] else ():
-            state = optimizer.state[parameter]
-            if parameter.grad is not None and state.get("momentum_buffer") is None:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
+    elif not is_finite:
+        return
+    optimizer.step()
 
 
 def parameter_groups(
