@@ -5,14 +5,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import compress
+from operator import gt
 from pathlib import Path
+from textwrap import fill, indent
 from typing import Any, Literal
 from urllib.parse import quote
 
-from vitcli.output.text import NO_LIMIT, escape_markdown, plain, terminal_width
+from vitcli.output.text import escape_markdown, plain, terminal_width
 
 Kind = Literal["number", "text", "clipped", "file", "id", "command"]
-# Columns of a terminal that a folded text or header keeps as long as it can, and at the least.
+# Columns of a terminal that a folded text keeps as long as it can, and one that is cut off at the least.
 LEAST_WIDTH, TIGHT_WIDTH = 18, 8
 LONGEST_PIECE = 36  # columns of a word that is not broken
 GAP = 2  # columns of a terminal between two columns of a table
@@ -119,46 +121,41 @@ class Table:
     def as_text(self, *, width: int | None = None) -> str:
         """Lay the table out for a terminal of `width` columns (default: the terminal's, no limit in a pipe).
 
-        Where there is no room, texts and the headers of numbers are folded first, then cells such as
-        "90.00 ± 0.10" at their spaces; words are broken only after a punctuation mark. Names of rows that
-        would be broken stand on lines of their own, above the cells. A table with a title that does not fit
+        Where there is no room, texts and the headers of numbers are folded; words are broken only after a
+        punctuation mark. Names of rows that would be broken stand on lines of their own, above the cells, of
+        which those such as "90.00 ± 0.10" are folded at their spaces. A table with a title that does not fit
         even so is a card for each row; any other is wider than the terminal: no number is ever cut off.
         Commands to copy stand below the table, each on a line of its own.
         """
         room = width or terminal_width()
-        headers = (self.corner, *self.columns)
-        shown = [at for at, header in enumerate(headers) if header.kind != "command"]
-        lines = [[row.head.line, *(cell.line for cell in row.cells)] for row in self.rows]
-        columns = [[headers[at].line, *(line[at] for line in lines)] for at in shown]
-        kinds = [headers[at].kind for at in shown]
-        # Names in one piece: in the first column, on lines of their own, or on those of cards.
-        widths = _column_widths(kinds, columns, room)
-        if not self._breaks_names(kinds[0], columns[0], widths, room):
-            text = _grid(kinds, columns, widths)
-        else:
-            widths = _column_widths(kinds[1:], columns[1:], room - GAP)
-            is_card = self.title and _total(widths) > room - GAP
-            text = self._as_cards(room) if is_card else _grid_below_names(kinds, columns, widths, room)
+        kind: Kind = "id" if self.title else self.corner.kind
+        names = _Column(kind, self.corner.line, [row.head.line for row in self.rows])
+        columns = [
+            _Column(header.kind, header.line, [row.cells[at].line for row in self.rows])
+            for at, header in enumerate(self.columns)
+            if header.kind != "command"
+        ]
+        stand_above = kind == "id" and columns
+        widths = _widths([names, *columns], room, may_fold_all=not stand_above)
+        if not stand_above or _total(widths) <= room:
+            return "".join(_rows([names, *columns], widths)) + self._commands()
+        widths = _widths(columns, room - GAP, may_fold_all=True)
+        if self.title and _total(widths) > room - GAP:
+            return self._as_cards(room) + self._commands()
+        rows = zip((names.header, *names.cells), _rows(columns, widths), strict=True)
+        text = "".join(f"{fill(name, room)}\n{indent(row, ' ' * GAP)}" for name, row in rows)
         return text + self._commands()
-
-    def _breaks_names(self, kind: Kind, names: Sequence[str], widths: Sequence[int], room: int) -> bool:
-        """Return whether a name of the first column, such as that of a run, would not stay in one piece."""
-        if len(widths) == 1 or not (self.title or kind == "id"):
-            return False
-        words = (word for name in names for word in name.split())
-        return _total(widths) > room or any(_width(word) > widths[0] for word in words)
 
     def _as_cards(self, room: int) -> str:
         """Return each row as its name and, indented, a line for each cell that is not empty."""
-        cards = []
+        lines = []
         for row in self.rows:
-            card = _folded(row.head.line, room, is_text=True)
+            lines.append(fill(row.head.line, room))
             for header, cell in zip(self.columns, row.cells, strict=True):
                 if cell.line and header.kind != "command":
-                    first, *more = _folded(f"{header.line}: {cell.line}", room - 2, is_text=True)
-                    card += [f"  {first}", *(f"    {line}" for line in more)]
-            cards.append("".join(f"{line}\n" for line in card))
-        return "".join(cards)
+                    text = f"{header.line}: {cell.line}"
+                    lines.append(fill(text, room, initial_indent="  ", subsequent_indent="    "))
+        return "".join(f"{line}\n" for line in lines)
 
     def _commands(self) -> str:
         """Return the cells of columns of commands, below a line that says whose they are and what for."""
@@ -225,27 +222,62 @@ def simple_table(columns: Mapping[str, Kind], rows: Iterable[Sequence[str]]) -> 
     return Table("", "", "", corner, tuple(others), tuple(lines))
 
 
-def _column_widths(kinds: Sequence[Kind], columns: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Return the widths of a table's columns: as they are, folded, or as narrow as they can be.
+@dataclass(frozen=True)
+class _Column:
+    """A column of a table on a terminal: the texts of its header and of its cells."""
+
+    kind: Kind
+    header: str
+    cells: Sequence[str]
+
+    @property
+    def width(self) -> int:
+        return max(map(_width, (self.header, *self.cells)))
+
+    def least_width(self, *, folds_all: bool) -> int:
+        """Return the width below which words would be broken, or too much of a text cut off.
+
+        Args:
+            folds_all: also means and short texts, which else stay on one line.
+        """
+        widest = max(map(_width, self.cells), default=0)
+        pieces = (piece.rstrip() for text in self.cells for piece in _pieces(self.kind, text))
+        longest = min(max(map(_width, pieces), default=0), LONGEST_PIECE)
+        if self.kind in ("clipped", "file"):
+            least = min(widest, TIGHT_WIDTH)
+        elif self.kind == "text":
+            least = longest if folds_all else max(longest, min(widest, LEAST_WIDTH))
+        else:
+            least = longest if folds_all and self.kind == "number" else widest
+        return max(least, *map(_width, ["", *self.header.split()]))
+
+    def lines(self, text: str, width: int) -> list[str]:
+        """Return a text of the column as lines of its width."""
+        if self.kind in ("clipped", "file"):
+            lines = [_clipped(text, width, at_start=self.kind == "file")]
+        else:
+            lines = _folded(self.kind, text, width)
+        spaces = (" " * (width - _width(line)) for line in lines)
+        return [
+            space + line if self.kind == "number" else line + space
+            for line, space in zip(lines, spaces, strict=True)
+        ]
+
+
+def _widths(columns: Sequence[_Column], room: int, *, may_fold_all: bool) -> list[int]:
+    """Return the widths of the columns of a table: of those that can give way, the widest do, until all fit.
 
     Args:
-        columns: the header and the cells of each.
+        may_fold_all: where nothing else gives room, a mean may stand apart from its deviation.
     """
-    natural, folded, least = [], [], []
-    for kind, (header, *cells) in zip(kinds, columns, strict=True):
-        widest, title = max(map(_width, cells), default=0), _longest_piece([header], is_text=False)
-        is_text = kind in ("text", "clipped", "file")
-        longest = {
-            "text": _longest_piece(cells, is_text=True),
-            "id": widest,
-            **dict.fromkeys(("clipped", "file"), min(widest, TIGHT_WIDTH)),
-        }
-        unbroken = longest.get(kind, _longest_piece(cells, is_text=False))
-        natural.append(max(widest, _width(header)))
-        folded.append(max(max(min(widest, LEAST_WIDTH), unbroken) if is_text else widest, title))
-        least.append(max(unbroken, title))
-    room -= GAP * (len(kinds) - 1)
-    return _narrowed(_narrowed(natural, folded, room), least, room)
+    room -= GAP * (len(columns) - 1)
+    widths = [column.width for column in columns]
+    for folds_all in (False, True)[: 1 + may_fold_all]:
+        least = [column.least_width(folds_all=folds_all) for column in columns]
+        while sum(widths) > room and any(map(gt, widths, least)):
+            reducible = [at for at, width in enumerate(widths) if width > least[at]]
+            widths[max(reducible, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def _total(widths: Sequence[int]) -> int:
@@ -253,52 +285,18 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
 
 
-def _grid(kinds: Sequence[Kind], columns: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
-    """Return the rows of a table as lines of a terminal, cells folded to the widths of their columns."""
-    return "".join(
-        f"{line}\n"
-        for number, row in enumerate(zip(*columns, strict=True))
-        for line in _lines_of_row(kinds, row, widths, is_header=number == 0)
-    )
-
-
-def _grid_below_names(
-    kinds: Sequence[Kind], columns: Sequence[Sequence[str]], widths: Sequence[int], room: int
-) -> str:
-    """Return the rows as `_grid` does, each indented below the name that its first column has.
-
-    Args:
-        widths: of the other columns.
-    """
-    lines = []
-    for number, (name, *row) in enumerate(zip(*columns, strict=True)):
-        lines += _folded(name, room, is_text=True)
-        below = _lines_of_row(kinds[1:], row, widths, is_header=number == 0)
-        lines += [(" " * GAP + line).rstrip() for line in below]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _lines_of_row(
-    kinds: Sequence[Kind], row: Sequence[str], widths: Sequence[int], *, is_header: bool
-) -> list[str]:
-    cells = [
-        [_clipped(text, width, at_start=kind == "file")]
-        if kind in ("clipped", "file")
-        else _folded(text, width, is_text=kind == "text")
-        for kind, text, width in zip(kinds, row, widths, strict=True)
-    ]
-    height = max(map(len, cells))
-    if is_header:  # headers end where the numbers begin
-        cells = [["" for _ in range(height - len(cell))] + cell for cell in cells]
-    lines = []
-    for at in range(height):
-        parts = (cell[at] if at < len(cell) else "" for cell in cells)
-        aligned = (
-            " " * (width - _width(part)) + part if kind == "number" else part + " " * (width - _width(part))
-            for kind, part, width in zip(kinds, parts, widths, strict=True)
-        )
-        lines.append((" " * GAP).join(aligned).rstrip())
-    return lines
+def _rows(columns: Sequence[_Column], widths: Sequence[int]) -> list[str]:
+    """Return the lines of the header and of each row on a terminal."""
+    rows = []
+    for texts in zip(*((column.header, *column.cells) for column in columns), strict=True):
+        cells = [column.lines(*cell) for column, *cell in zip(columns, texts, widths, strict=True)]
+        height = max(map(len, cells))
+        for cell, width in zip(cells, widths, strict=True):
+            blank = [" " * width] * (height - len(cell))
+            cell[:] = cell + blank if rows else blank + cell  # headers end where the numbers begin
+        lines = ((" " * GAP).join(line).rstrip() for line in zip(*cells, strict=True))
+        rows.append("".join(f"{line}\n" for line in lines))
+    return rows
 
 
 def _clipped(text: str, width: int, *, at_start: bool) -> str:
@@ -309,10 +307,10 @@ def _clipped(text: str, width: int, *, at_start: bool) -> str:
     return f"…{text}" if at_start else f"{text}…"
 
 
-def _folded(text: str, width: int, *, is_text: bool) -> list[str]:
+def _folded(kind: Kind, text: str, width: int) -> list[str]:
     """Break a text into lines, at spaces; of names also after punctuation, inside a word only at the last."""
     lines, line = [], ""
-    for piece in _pieces(text, is_text=is_text):
+    for piece in _pieces(kind, text):
         if line and _width(line + piece.rstrip()) > width:
             lines.append(line.rstrip())
             line = ""
@@ -324,9 +322,9 @@ def _folded(text: str, width: int, *, is_text: bool) -> list[str]:
     return [*lines, line.rstrip()]
 
 
-def _pieces(text: str, *, is_text: bool) -> list[str]:
+def _pieces(kind: Kind, text: str) -> list[str]:
     """Split a text where a line may end: after spaces, and in names after punctuation inside a word."""
-    places = r"(?<=\s)(?=\S)|(?<=[-_/])(?=\w)|(?<=[.:])(?=[^\W\d])" if is_text else r"(?<=\s)(?=\S)"
+    places = r"(?<=\s)(?=\S)|(?<=[-_/])(?=\w)|(?<=[.:])(?=[^\W\d])" if kind == "text" else r"(?<=\s)(?=\S)"
     return re.split(places, text)
 
 
@@ -335,22 +333,6 @@ def _width(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
-
-
-def _longest_piece(texts: Iterable[str], *, is_text: bool) -> int:
-    pieces = (_width(piece.rstrip()) for text in texts for piece in _pieces(text, is_text=is_text))
-    return min(max(pieces, default=0), LONGEST_PIECE if is_text else NO_LIMIT)
-
-
-def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Take from the widest column until all fit into the room, from none below its least width."""
-    widths = list(widths)
-    while sum(widths) > room:
-        reducible = [at for at, width in enumerate(widths) if width > least[at]]
-        if not reducible:
-            break
-        widths[max(reducible, key=widths.__getitem__)] -= 1
-    return widths
 
 
 def fraction_cell(value: float | None, std: float | None = None, *, count: int = 1, note: str = "") -> Cell:
