@@ -4,7 +4,8 @@
 
 Inside `without_float64`, tensors that were moved to the device, and whatever is computed from them, count as
 on it until they are copied back to the CPU. As on the real one, an operation fails that would make a float64
-tensor there, that mixes tensors of both places, or that hands one to NumPy.
+tensor there, that mixes tensors of both places, or that hands one to NumPy. So does a copy to it that nobody
+waits for, unless it is made of pinned memory: the real one may read what has been freed meanwhile.
 """
 
 import os
@@ -105,6 +106,9 @@ class _FakeDevice(TorchFunctionMode):
         is_mixed = is_here and not devices and any(x.ndim and not on_device(x) for x in tensors)
         if is_mixed and name not in MOVES | MIXED:
             raise RuntimeError(f"{name}: Expected all tensors to be on the same device")
+
+        if target and (kwargs or {}).get("non_blocking") and not all(x.is_pinned() for x in tensors):
+            raise RuntimeError(f"{name}: the copy may read what has been freed")
 
         # Compute it on the CPU; a copy that would be none there is a tensor of its own.
         values = ["cpu" if _is_device(value) else value for value in values]

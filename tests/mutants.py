@@ -227,10 +227,6 @@ OF_RUNS = {
         "dropout is the same in every micro-batch": ('"model", step, global_part', '"model", step, 0'),
         "dropout is the same in every step": ('"model", step, global_part', '"model", 0, global_part'),
         "dropout ignores the seed": ("derive_seed(settings.seed, ", "derive_seed(0, "),
-        "a loss that is not finite goes on": (
-            "if math.isfinite(self._loss) and (",
-            "if (",
-        ),
         "a gradient that is not finite goes on": (
             "(may_overflow or math.isfinite(self._grad_norm))",
             "True",

@@ -591,7 +591,7 @@ OF_SCREENS = {
     },
     (
         "vitcli/distributed/transfer.py",
-        "tests/training/test_queued_device.py::test_a_device_without_float64_is_given_float32",
+        "tests/training/test_queued_device.py::test_a_copy_that_is_not_waited_for_reads_pinned_memory",
     ): {
         "Apple's GPUs are given float64": (
             'if device.type == "mps" and tensor.dtype == torch.float64:',

@@ -3,6 +3,30 @@
 # By file and tests: what each break does, the text before and after it.
 OF_TRAINING = {
     (
+        "vitcli/training/loop.py",
+        "tests/training/test_queued_device.py::test_a_loss_that_is_not_finite_ends_a_run_in_fp16_too",
+    ): {
+        "a loss that is not finite goes on": ("if math.isfinite(self._loss) and (", "if ("),
+        "a loss that is not finite is called a gradient": (
+            "'gradient' if math.isfinite(self._loss) else 'loss'",
+            "'gradient'",
+        ),
+    },
+    (
+        "vitcli/distributed/transfer.py",
+        "tests/training/test_device.py "
+        "tests/training/test_queued_device.py::test_a_copy_that_is_not_waited_for_reads_pinned_memory",
+    ): {
+        "a copy to Apple's GPUs is not waited for": (
+            "        return tensor.to(device)\n    return (",
+            "        return tensor.to(device, non_blocking=True)\n    return (",
+        ),
+        "a copy that is not waited for reads memory that is not pinned": (
+            "(tensor if tensor.is_pinned() else tensor.pin_memory()).to(",
+            "tensor.to(",
+        ),
+    },
+    (
         "vitcli/training/optim.py",
         "tests/training/test_shard.py::test_slices_are_updated_and_updates_skipped_on_a_device_that_runs_ahead",
     ): {

@@ -5,6 +5,7 @@ Counted without one: on torch's "meta" device, which computes nothing, every way
 """
 
 import json
+import math
 import os
 import signal
 import socket
@@ -28,6 +29,7 @@ from tests.training.test_finetune import SMALL, TRICKY, fingerprint, small_run, 
 from vitcli.data.loader import Batch
 from vitcli.distributed import runtime as runtimes
 from vitcli.distributed import transfer
+from vitcli.errors import NotFiniteError
 from vitcli.evaluation import inference
 from vitcli.models import masked_patch
 from vitcli.models.build import TransformerOptions, architecture, build
@@ -101,6 +103,7 @@ def device(monkeypatch):
     monkeypatch.setattr(torch, "meta", queued.module(), raising=False)
     torch.get_device_module.cache_clear()
     monkeypatch.setattr(transfer, "QUEUED", {"meta"})
+    monkeypatch.setattr(Tensor, "is_pinned", lambda tensor: True)
     optimizer = sys.modules["torch.optim.optimizer"]
     monkeypatch.setattr(optimizer, "_get_fused_kernels_supported_devices", lambda: ["meta"])
     monkeypatch.setattr(loop, "autocast", lambda device, precision: nullcontext())  # there is none for meta
@@ -263,23 +266,7 @@ def test_a_gradient_that_overflows_in_fp16_is_skipped_as_by_torchs_scaler(
     scaler, their_scaler = (torch.amp.GradScaler("cpu", init_scale=2.0**16) for _ in range(2))
     factors = [1.0, 1e35, 2.0, 3.0]  # 1e35 times 2^16 is infinite, and half of that is not
 
-    def loss_of(model: torch.nn.Module, factor: float) -> Tensor:
-        return (model(torch.ones(1, 5)) * factor).mean()
-
-    remaining = iter(factors)
-    runtime = replace(runtimes.start("fp32"), precision="fp16", scaler=scaler)
-    state = TrainingState(runtime, mine, mine, optimizer, DdpSum(mine, runtime, parts=1))
-    with closing(RunFolder(tmp_path / "run")) as run_folder:
-        loop.train(
-            state,
-            replace(SETTINGS, plan=Plan(4, 0, 4, 4, 1, 1, 40, 40, None), clip=clip, log_every=1),
-            lambda model, images_BCHW, labels: loss_of(model, next(remaining)),
-            batches(4),
-            evaluation=None,
-            saver=None,
-            folder=run_folder,
-            progress=Progress(quiet=True),
-        )
+    train_in_fp16(tmp_path / "run", mine, optimizer, factors, clip=clip, scaler=scaler)
     for factor in factors:
         their_scaler.scale(loss_of(theirs, factor)).backward()
         if clip:
@@ -293,6 +280,38 @@ def test_a_gradient_that_overflows_in_fp16_is_skipped_as_by_torchs_scaler(
     assert scaler.get_scale() == their_scaler.get_scale() == 2.0**15
     records = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
     assert [record["grad_norm"] is None for record in records] == [False, True, False, False]
+
+
+def test_a_loss_that_is_not_finite_ends_a_run_in_fp16_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "autocast", lambda device, precision: nullcontext())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+
+    with pytest.raises(NotFiniteError, match="the loss is not a finite number"):
+        train_in_fp16(
+            tmp_path / "run", *linear("sgd", False), [1.0, math.nan, 1.0, 1.0], clip=1.0, scaler=scaler
+        )
+
+
+def loss_of(model: torch.nn.Module, factor: float) -> Tensor:
+    return (model(torch.ones(1, 5)) * factor).mean()
+
+
+def train_in_fp16(folder, model, optimizer, factors: list[float], *, clip: float, scaler) -> None:
+    """Train for four steps, of which each loss has a factor."""
+    remaining = iter(factors)
+    runtime = replace(runtimes.start("fp32"), precision="fp16", scaler=scaler)
+    state = TrainingState(runtime, model, model, optimizer, DdpSum(model, runtime, parts=1))
+    with closing(RunFolder(folder)) as run_folder:
+        loop.train(
+            state,
+            replace(SETTINGS, plan=Plan(4, 0, 4, 4, 1, 1, 40, 40, None), clip=clip, log_every=1),
+            lambda model, images_BCHW, labels: loss_of(model, next(remaining)),
+            batches(4),
+            evaluation=None,
+            saver=None,
+            folder=run_folder,
+            progress=Progress(quiet=True),
+        )
 
 
 def linear(name: str, fused: bool) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -376,18 +395,31 @@ def test_a_constant_is_a_float32_product_of_float32_numbers(scale):
     assert (expected != (np.array(values) * scale).astype(np.float32)).any() == (scale == 255)
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("mps", torch.float32), ("xpu", torch.float64)])
-def test_a_device_without_float64_is_given_float32(kind, dtype):
-    sent = []
-
+@pytest.mark.parametrize(
+    ("kind", "is_pinned", "sent"),
+    [
+        ("mps", True, "float32"),  # Apple's GPUs have no float64
+        ("xpu", False, "float64"),
+        ("cuda", False, "float64, pinned, not waited for"),
+        ("cuda", True, "float64, not waited for"),
+    ],
+)
+def test_a_copy_that_is_not_waited_for_reads_pinned_memory(kind, is_pinned, sent):
     class Stand(SimpleNamespace):
         """A tensor as far as a copy of it goes."""
 
+        text, dtype = "float64", torch.float64
+
+        def is_pinned(self) -> bool:
+            return is_pinned
+
         def float(self) -> "Stand":
-            return Stand(dtype=torch.float32)
+            return Stand(text="float32")
 
-        def to(self, device: object, *, non_blocking: bool) -> None:
-            sent.append((device.type, self.dtype, non_blocking))
+        def pin_memory(self) -> "Stand":
+            return Stand(text=f"{self.text}, pinned")
 
-    transfer.to_device(Stand(dtype=torch.float64), SimpleNamespace(type=kind))
-    assert sent == [(kind, dtype, True)]
+        def to(self, device: object, *, non_blocking: bool = False) -> str:
+            return f"{self.text}, not waited for" if non_blocking else self.text
+
+    assert transfer.to_device(Stand(), SimpleNamespace(type=kind)) == sent

@@ -65,12 +65,16 @@ def constant(values: tuple[float, ...], device: torch.device, *, scale: float = 
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Queue a copy of a tensor in main memory to the device; the host does not wait for it."""
+    """Copy a tensor in main memory to the device; the host does not wait for one that it runs ahead of.
+
+    A copy that nobody waits for reads page-locked memory, which is kept until then; from other memory it may
+    read what has been freed or overwritten, as on Apple's GPUs (pytorch issue 189690).
+    """
     if device.type == "mps" and tensor.dtype == torch.float64:  # which Apple's GPUs do not have
         tensor = tensor.float()
-    if runs_ahead(device) and torch.accelerator.is_available() and not tensor.is_pinned():
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    if not runs_ahead(device):
+        return tensor.to(device)
+    return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
 
 
 class Uploads:
