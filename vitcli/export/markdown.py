@@ -3,14 +3,46 @@
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from vitcli.output.text import plain
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from vitcli.evaluation.calibration import selective
+from vitcli.evaluation.statistics import ENOUGH_TO_RESAMPLE, NUM_RESAMPLES
+from vitcli.output.text import average_lines, compute_text, count_of, delivery_text, percent, plain, size_text
+from vitcli.weights import licences
+
+
+def rendered(template: str, **values: object) -> str:
+    """Return a template of this folder with its holes filled; values are never read as a template."""
+    env = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    env.filters |= {"paragraph": paragraph, "code": code, "cell": cell, "plain": plain, "percent": percent,
+                    "form": format, "repr": repr}  # fmt: skip
+    texts = (average_lines, compute_text, count_of, delivery_text, size_text, licences.is_non_commercial)
+    env.globals |= {function.__name__: function for function in texts}
+    return env.get_template(template).render(
+        values,
+        threshold_rows=selective.table_rows,
+        NUM_RESAMPLES=NUM_RESAMPLES,
+        ENOUGH_TO_RESAMPLE=ENOUGH_TO_RESAMPLE,
+        UNKNOWN_LICENCE=licences.UNKNOWN,
+    )
 
 
 def paragraph(text: str) -> str:
-    """Wrap a paragraph; the lines of a list item are indented under its dash."""
+    """Wrap the lines of a paragraph; those of a list item are indented under its dash."""
+    text = " ".join(line for line in map(str.strip, text.split("\n")) if line)
     indent = "  " if text.startswith("- ") else ""
-    return textwrap.fill(text, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    wrapped = textwrap.fill(
+        text, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return f"{wrapped}\n"
 
 
 def code(value: object) -> str:
@@ -29,8 +61,12 @@ def fenced(text: str, language: str = "") -> str:
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table; the cells are Markdown, their bars are escaped."""
     lines = [header, ["---"] * len(header), *rows]
-    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
+
+
+def cell(text: str) -> str:
+    """Return Markdown for a table, in which a bar would end the cell."""
+    return text.replace("|", "\\|")
 
 
 def _longest_run(text: str) -> int:
