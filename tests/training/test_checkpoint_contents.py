@@ -93,6 +93,7 @@ FORGERIES = {
 }
 
 
+@pytest.mark.at_once  # read late, it stops a step later
 def test_a_checkpoint_names_all_that_decides_the_bits_of_its_run(stopped):
     (folder,) = (stopped / "checkpoints").glob("step_0000005")
     stored = json.loads((folder / "state.json").read_text())["fingerprint"]
@@ -113,6 +114,7 @@ def test_a_checkpoint_names_all_that_decides_the_bits_of_its_run(stopped):
     assert stored["train_data"] != stored["eval_data"] and stored["train_images"] != stored["eval_images"]
 
 
+@pytest.mark.at_once  # read late, it stops a step later
 def test_no_forged_checkpoint_is_continued_from(stopped, photos, tmp_path):
     words = (*SMALL, "--dataset", photos, "--steps", 8, *TRICKY)
     for name, forge in FORGERIES.items():

@@ -253,6 +253,7 @@ def _with_a_gradient_of_nan(model, images, labels):
     return cross_entropy(model, images, labels) + zero.sqrt()  # of zero: its slope is infinite
 
 
+@pytest.mark.at_once  # read late, they end it in the next step
 @pytest.mark.parametrize(
     ("what", "third"), [("loss", _with_a_loss_of_nan), ("gradient", _with_a_gradient_of_nan)]
 )
@@ -289,6 +290,7 @@ def test_dropout_is_another_in_every_micro_batch_and_the_same_after_a_resume(tmp
     assert not set(draws("other", seed=1)) & set(unbroken)
 
 
+@pytest.mark.at_once  # read late, after a step that has been saved, it is obeyed a step later
 @pytest.mark.parametrize(
     ("number", "code", "saves"),
     [

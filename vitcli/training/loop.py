@@ -231,7 +231,8 @@ class Journal:
         self._log()
 
     def next_step(self) -> None:
-        """Do not count what happened since the last step was logged as part of the next one."""
+        """Do not count what happened since the last step was logged, as a save, as part of the next one."""
+        self.is_save_due = False
         if self._waiting is None:
             self.meter.next_step()
 
@@ -252,7 +253,8 @@ class Journal:
 
     def agree(self, losses: list[float]) -> list[float]:
         """Return the losses of all processes, and let them decide together to stop, save or plan again."""
-        runtime, is_due = self.state.runtime, self.saver is not None and self.saver.is_due()
+        runtime, saver = self.state.runtime, self.saver
+        is_due = self.is_save_due or (saver is not None and saver.is_due())
         requests = [self.stop.signal == signal.SIGINT, self.stop.signal == signal.SIGTERM, is_due]
         is_over = self.state.best is not None and self.state.best.is_over
         requests.append(self.is_plan_due or (is_over and self._has_last_plan))
