@@ -112,11 +112,10 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno == errno.ENOMEM
-    texts = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "backend out of memory",
-             "can't start new thread", "failed to map segment", "out of memory error")  # fmt: skip
-    is_kind = isinstance(
-        error, RuntimeError | ImportError | OSError
-    )  # Pillow's and the loader's have no number
+    texts = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "out of memory",
+             "STATUS_ALLOC_FAILED", "can't start new thread", "failed to map segment")  # fmt: skip
+    # Pillow's and the loader's have no number.
+    is_kind = isinstance(error, RuntimeError | ImportError | OSError)
     return is_kind and any(text in str(error) for text in texts)
 
 

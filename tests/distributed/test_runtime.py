@@ -284,10 +284,17 @@ def test_a_tensor_on_the_cpu_never_goes_to_the_group_of_the_gpus(rank_3_of_4, mo
         ),
         ("NCCL error in: x.cpp:9, unhandled cuda error\nncclUnhandledCudaError: Call failed", "machine"),
         ("adaptive_max_pool2d_backward_cuda does not have a deterministic implementation, but you", "exact"),
+        ("CUDA error: uncorrectable ECC error encountered", "machine"),
+        ("CUDA error: unspecified launch failure", "machine"),
+        ("CUDA error: an illegal memory access was encountered", "machine"),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "machine"),
+        ("CUDA error: no CUDA-capable device is detected", "machine"),
+        ("CUDA error: unknown error", "machine"),
+        ("CUDA error: device-side assert triggered", None),  # a bug
         ("mat1 and mat2 shapes cannot be multiplied", None),
     ],
 )
-def test_what_nccl_says_is_told_apart(text, kind, monkeypatch):
+def test_what_nccl_and_cuda_say_is_told_apart(text, kind, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     launch.enter("the start")
     error = launch.as_process_error(RuntimeError(text)) or launch.as_device_error(RuntimeError(text))

@@ -1,5 +1,6 @@
 """`--per-device-batch auto`: the largest part that fits, on every process, and the model as it was."""
 
+import weakref
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -85,6 +86,67 @@ def test_running_out_of_memory_is_no_error_and_leaves_no_gradient(monkeypatch):
         patched.setattr(auto_batch_size, "_spare_fraction", lambda device: 0.04)
         assert not fits(3, held_bytes=8)
     assert not fits(3, held_bytes=2**60) and model.weight.grad is None
+
+
+class Allocator:
+    """torch's allocator of a GPU of 100 bytes: what it has taken it gives back in `empty_cache` alone."""
+
+    def __init__(self, monkeypatch, others: int = 0):
+        self.others = others  # the memory of other programs
+        self.allocated = self.peak = self.reserved = 0
+        self.graphs: list[weakref.ref] = []
+        for name, function in {
+            "mem_get_info": lambda device: (100 - self.others - self.reserved, 100),
+            "memory_reserved": lambda device: self.reserved,
+            "max_memory_allocated": lambda device: self.peak,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, function)
+        monkeypatch.setattr(auto_batch_size, "reset_peak_memory", self.reset)
+        monkeypatch.setattr("vitcli.distributed.runtime.free_memory", self.empty_cache)
+
+    def reset(self) -> None:
+        self.peak = self.allocated
+
+    def take(self, num_bytes: int) -> None:
+        self.allocated += num_bytes
+        self.peak = max(self.peak, self.allocated)
+        # Blocks in other sizes stay beside those that are used, unless there is no room for them.
+        self.reserved = min(100 - self.others, self.reserved + num_bytes + 6)
+        if self.allocated > 100 - self.others:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def empty_cache(self) -> None:
+        assert not any(reference() is not None for reference in self.graphs), "a trial's graph is alive"
+        self.allocated = self.reserved = 0
+
+
+@pytest.mark.parametrize(("others", "expected"), [(0, 8), (12, 8), (16, 4)])
+def test_memory_that_the_allocator_could_give_back_is_free(others, expected, monkeypatch):
+    """Ten bytes an image, of which the last are taken in the backward pass: of 16, too many; of 8, 80."""
+    gpu = Allocator(monkeypatch, others)
+
+    class Activations(torch.autograd.Function):
+        @staticmethod
+        def forward(context, values):
+            gpu.take(5 * len(values))
+            context.kept = lambda: None  # lives as long as the graph
+            gpu.graphs.append(weakref.ref(context.kept))
+            return values * 2
+
+        @staticmethod
+        def backward(context, gradient):
+            gpu.take(5 * len(gradient))
+            return gradient
+
+    def objective(model, images_BCHW, labels):
+        return Activations.apply(model(images_BCHW.flatten(1))).sum()
+
+    runtime = Machine(most=0, device=torch.device("cpu"))
+    spare_fraction = auto_batch_size._spare_fraction
+    monkeypatch.setattr(auto_batch_size, "_spare_fraction", lambda _: spare_fraction(torch.device("cuda")))
+    fits = partial(auto_batch_size._fits, nn.Linear(12, 2), objective, image_size=(2, 2), runtime=runtime)
+
+    assert [size for size in (1, 2, 4, 8, 16, 8) if fits(size, held_bytes=0)][-1] == expected
 
 
 def test_the_peak_of_the_trials_is_not_that_of_the_run(monkeypatch):

@@ -116,6 +116,13 @@ def test_peak_memory_is_counted_in_bytes_on_macos_and_in_kib_elsewhere(platform,
         (OSError("libgomp.so.1: failed to map segment from shared object"), True),
         (OSError(12, "Cannot allocate memory"), True),
         (OSError("out of memory error when reading image file"), True),  # Pillow's
+        (
+            RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+            True,
+        ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (OSError(28, "No space left on device"), False),
         (ImportError("cannot import name 'main'"), False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),

@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from threading import Timer
 from types import SimpleNamespace
@@ -25,6 +26,13 @@ from vitcli.training.methods.time_limit import Scoring, TimeLimit, scoring_of
 from vitcli.training.methods.wise_ft import WiseFineTuning
 from vitcli.training.splits import RunSplits
 from vitcli.training.validation import PeriodicEvaluation
+
+
+class Rows(list):
+    """A split as far as its rows go."""
+
+    def rows(self, numbers) -> list[int]:
+        return [self[number] for number in numbers]
 
 
 class Clock:
@@ -62,6 +70,27 @@ def simulated(limit_s, *, step_s, image_s=0.0, every=0, most_steps=10**6, begun=
         if clock.now > until_s:
             return used_s + clock.now, step, plans
     return used_s + clock.now + 100 * image_s + time_limit.RESULTS_S, step, plans
+
+
+@pytest.mark.parametrize(("num_images", "timed"), [(1, 1), (5, 5), (11, 8), (99, 8)])
+def test_what_is_loaded_for_the_first_batch_is_not_the_time_of_an_image(num_images, timed, monkeypatch):
+    """Batches of four; the kernels take three seconds at first, an image half a second."""
+    clock, scored = Clock(), []
+    monkeypatch.setattr("vitcli.training.validation.time.perf_counter", clock)
+
+    def score(model, few, preprocessing, settings):
+        clock.now += 0.5 * len(few) + (0 if scored else 3)
+        scored.append(list(few))
+
+    evaluation = PeriodicEvaluation.__new__(PeriodicEvaluation)
+    evaluation.job = SimpleNamespace(splits=SimpleNamespace(eval=Rows(range(num_images))))
+    evaluation.preprocessing, evaluation.settings = None, SimpleNamespace(batch_size=4)
+    evaluation.task = SimpleNamespace(score=score)
+    evaluation.evaluated_model = nullcontext
+
+    assert evaluation.seconds_per_image() == 0.5
+    assert scored[0] == list(range(min(num_images, 4))) and len(scored[1]) == timed
+    assert num_images < 12 or not {*scored[0]} & {*scored[1]}
 
 
 @pytest.mark.parametrize("step_s", [0.02, 0.3, 4.0])

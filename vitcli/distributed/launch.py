@@ -20,13 +20,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vitcli.errors import MachineError, ProcessError, VitError, reason_of
+from vitcli.errors import EXIT_CODES, MachineError, ProcessError, VitError, reason_of
 
 # In errors of collectives whose peer is gone: gloo's, and those of NCCL that are no other fault of it.
 LOST_PEER = (
     "Connection (closed|reset) by (remote )?peer|Broken pipe|Timed out waiting"
     "|ncclRemoteError|remote process exit|NCCL communicator was aborted|collective operation timeout"
     "|wait timeout"
+)
+FAILED_GPU = (
+    "CUDA error: .*(uncorrectable|hardware|illegal memory access|launch failure|timed out and was terminated"
+    "|busy or unavailable|no CUDA-capable device|unknown error)"
 )
 LAUNCHED = "VIT_LAUNCHED"  # pid of our launcher, for the processes it started: it prints their errors
 BEGAN_AT = "VIT_BEGAN_AT"  # when our launcher began, for the same
@@ -203,14 +207,7 @@ def report_to_launcher(error: VitError, *, is_printed: bool = False) -> bool:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or LAUNCHED not in os.environ:
         return False
-    report = dict(
-        message=error.message,
-        where=error.where,
-        fix=error.fix,
-        exit_code=error.exit_code,
-        at=time.time(),
-        is_printed=is_printed,
-    )
+    report = {"exit_code": error.exit_code, "at": time.time(), "is_printed": is_printed} | error.as_dict()
     extra = {"py_callstack": "", "timestamp": str(int(time.time()))}
     Path(path).write_text(
         json.dumps({"message": {"message": error.message, "extraInfo": extra}, "vit": report})
@@ -259,6 +256,13 @@ def as_device_error(error: Exception) -> VitError | None:
             "NCCL cannot connect the GPUs of this run",
             where=f"process {global_rank()}: {reason[:160]}",
             fix="NCCL_DEBUG=INFO in the environment shows why; one GPU needs no NCCL",
+        )
+    if re.search(FAILED_GPU, text):
+        return MachineError(
+            "the GPU has failed",
+            where=f"process {global_rank()}: {reason_of(error)[:160]}",
+            fix="give the same command again, which resumes a run from its last checkpoint; "
+            "dmesg and nvidia-smi -q show faults of a GPU",
         )
     return None
 
@@ -346,8 +350,7 @@ def first_failure(failures: dict[int, Any], num_processes: int) -> int:
 
 def _reported(report: dict[str, Any]) -> VitError:
     """Return the error that a process has reported."""
-    kinds: list[type[VitError]] = [*VitError.__subclasses__(), VitError]
-    kind = {kind.exit_code: kind for kind in kinds}.get(report["exit_code"], VitError)
+    kind = {code: kind for kind, code in EXIT_CODES.items()}.get(report["exit_code"], VitError)
     return kind(report["message"], where=report["where"], fix=report["fix"])
 
 

@@ -380,10 +380,11 @@ def _host_peak_gib() -> float:
         return _largest_resident_gib()
 
 
-def fits_in_memory(attempt: Callable[[], bool | None]) -> bool:
-    """Return whether something can be computed without running out of memory, and does not return False."""
+def fits_in_memory(attempt: Callable[[], None]) -> bool:
+    """Return whether something can be computed without running out of memory."""
     try:
-        return attempt() is not False
+        attempt()
+        return True
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise

@@ -75,30 +75,33 @@ def _fits(
 
     The images come as bytes and are normalised on the device, as those of a run.
     """
-    images_BCHW = torch.zeros(size, 3, *image_size, dtype=torch.uint8)
 
-    def step() -> bool:
+    def trial() -> None:
         try:
             held = torch.empty(held_bytes, dtype=torch.uint8, device=runtime.device)
+            images_BCHW = torch.zeros(size, 3, *image_size, dtype=torch.uint8).to(runtime.device)
+            labels_B = torch.zeros(size, dtype=torch.int64, device=runtime.device)
             with autocast(runtime.device, runtime.precision):
-                labels_B = torch.zeros(size, dtype=torch.int64, device=runtime.device)
-                pixels_BCHW = to_model_range(images_BCHW.to(runtime.device), mean=(0.5,) * 3, std=(0.5,) * 3)
+                pixels_BCHW = to_model_range(images_BCHW, mean=(0.5,) * 3, std=(0.5,) * 3)
                 loss = objective(model, pixels_BCHW, labels_B)
             loss.backward()
             del held
-            return _spare_fraction(runtime.device) >= SPARE_FRACTION
         finally:
             model.zero_grad(set_to_none=True)
 
-    return fits_in_memory(step)
+    reset_peak_memory()
+    return fits_in_memory(trial) and _spare_fraction(runtime.device) >= SPARE_FRACTION
 
 
 def _spare_fraction(device: torch.device) -> float:
-    """Return the fraction of a GPU's memory that nothing has used, since freed memory stays reserved."""
+    """Return the fraction of a GPU's memory that was left when this process used the most.
+
+    What torch's allocator holds beyond that, after a trial or to avoid fragments, it gives back when it must.
+    """
     if device.type != "cuda":
         return 1.0
     free, total = torch.cuda.mem_get_info(device)
-    return free / total
+    return (free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)) / total
 
 
 def max_part_on_gpu(activation_bytes: float, device: torch.device) -> int:
