@@ -82,7 +82,7 @@ stage_a() {
   beside 60 "few-shot, all layers" "exit code 0" vit fewshot --ckpt demo --dataset demo --layers all --quiet
   beside 60 "inspect" "exit code 0" vit inspect demo --dataset demo --out "$OUT/runs/inspect" --quiet
   beside 90 "doctor resume, fp32" "equal bits" vit doctor resume --precision fp32 --steps 12 --kills 1 --quiet
-  beside 90 "doctor resume, bf16" "equal bits" vit doctor resume --precision bf16 --res 384 --batch-size 8 --steps 6 --kills 1 --quiet
+  beside 90 "doctor resume, bf16" "equal bits" vit doctor resume --precision bf16 --exact --res 384 --batch-size 8 --steps 6 --kills 1 --quiet
   beside 60 "more processes than GPUs" "exit code 5 in three lines" refused 5 demo_run crowd --num-processes 99
   row 60 "too large a part" "exit code 5 in three lines" refused 5 b16 --model ViT-L/16 --res 384 --batch-size 4096 --per-device-batch 4096 --steps 1 --out "$OUT/runs/large"
   row 60 "auto, B/16" "512 images or more a part" part_of_auto --model ViT-B/16

@@ -110,6 +110,12 @@ def test_two_keys_that_do_not_go_together_are_refused(overrides, what, fix):
     assert what in error.message and fix in error.fix
 
 
+def test_randaugment_takes_the_place_of_a_recipe_s_trivialaugment():
+    data = recipe.load("modern/finetune-few", ["data.randaugment=[2, 9]"]).data
+    assert (data.randaugment, data.trivialaugment) == ((2, 9), False)
+    assert recipe.load("modern/finetune-few", ["data.randaugment=none"]).data.trivialaugment
+
+
 def test_a_crop_after_the_resize_goes_with_a_square_too_and_not_without_a_resize():
     evaluator = recipe.load("fewshot/default", training=False).data
     squashed = recipe.load("fewshot/default", ["data.eval_resize=square"], training=False).data

@@ -292,6 +292,8 @@ def is_overridden(key: str, layer: Mapping[str, Any]) -> bool:
         return True
     if key == UNFAMILIAR_LR and "optimizer.lr" in layer:  # which is asked for, whatever the images
         return True
+    if key == "data.trivialaugment" and layer.get("data.randaugment", "none") != "none":
+        return True
     other = {WEIGHTS: SAMPLING, SAMPLING: WEIGHTS}.get(key, "")
     if layer.get(other) == "balanced":  # with both, classes would count twice
         return True
