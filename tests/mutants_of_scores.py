@@ -25,8 +25,8 @@ OF_SCORES = {
     },
     ("vitcli/evaluation/inference.py", "tests/evaluation/test_inference.py"): {
         "scores of predictions are logits": (
-            "logits_BK.double().log_softmax(dim=1).float()",
-            "logits_BK",
+            "log_probabilities_BK.float()",
+            "part_BK",
         ),
         "logits are averaged and not probabilities": (
             "torch.logaddexp(one_BK.log_softmax(dim=-1), other_BK.log_softmax(dim=-1))",

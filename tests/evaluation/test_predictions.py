@@ -5,6 +5,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from vitcli.evaluation import inference, metrics, predictions
 from vitcli.evaluation.predictions import Predictions
@@ -12,7 +13,8 @@ from vitcli.evaluation.predictions import Predictions
 
 def of_logits(logits_NK: torch.Tensor, labels: torch.Tensor) -> Predictions:
     columns = {
-        name: values.numpy() for name, values in inference.prediction_columns(logits_NK, labels).items()
+        name: values.numpy()
+        for name, values in inference.prediction_columns(logits_NK.float(), labels).items()
     }
     return Predictions(rows_N=np.arange(len(logits_NK)), labels=labels.numpy(), **columns)
 
@@ -48,6 +50,29 @@ def test_of_equal_logits_the_lower_class_comes_first_so_a_hit_is_rank_zero():
 
     assert ((results.classes_NT[:, 0] == results.labels) == results.is_right_N).all()
     assert ((results.classes_NT == results.labels[:, None]).any(axis=1) == (results.ranks_N < 5)).all()
+
+
+@pytest.mark.parametrize(("num_classes", "count"), [(3, 70), (1_000, 300), (21_843, 30)])
+@pytest.mark.parametrize("several", [False, True])
+def test_columns_are_those_of_the_plain_formulas_bit_for_bit(num_classes, count, several):
+    logits_NK, labels = random_case(num_classes, count)
+    logits_NK[::2] = logits_NK[::2].round()  # with ties
+    labels = torch.stack([labels, (labels + 1) % num_classes], dim=1) if several else labels
+    columns = inference.prediction_columns(logits_NK, labels, has_scores=True)
+
+    exact_NK = logits_NK.double()
+    probabilities_NK, log_p_NK = exact_NK.softmax(dim=1), exact_NK.log_softmax(dim=1)
+    order_NK = logits_NK.argsort(dim=1, descending=True, stable=True)
+    right_NMK = functional.one_hot(labels.reshape(count, -1), num_classes).double()
+    targets_NK = right_NMK.mean(dim=1)
+    places_NM = (order_NK[:, None] == labels.reshape(count, -1, 1)).double().argmax(dim=2)
+    losses_NM = -log_p_NK.gather(1, labels.reshape(count, -1))
+    assert torch.equal(columns["classes_NT"], order_NK[:, :5])
+    assert torch.equal(columns["probabilities_NT"], probabilities_NK.gather(1, order_NK[:, :5]))
+    assert torch.equal(columns["ranks_N"], places_NM.min(dim=1).values)
+    assert torch.equal(columns["losses_N"], losses_NM.mean(dim=1))
+    assert torch.equal(columns["briers_N"], (probabilities_NK - targets_NK).square().sum(dim=1))
+    assert torch.equal(columns["scores_NK"], log_p_NK.float())
 
 
 @pytest.mark.parametrize("num_classes", [2, 5, 40])

@@ -126,8 +126,8 @@ class PeriodicEvaluation:
 
     def _evaluate_any(self, model: nn.Module) -> tuple[Metrics, list[str]]:
         """As `evaluate`, of a run that survives destroyed weights: the error is of all processes."""
-        metrics, skipped = inference.evaluate_any(
-            model, self.job.splits.eval, self.preprocessing, self.settings
+        metrics, skipped = inference.evaluate(
+            model, self.job.splits.eval, self.preprocessing, self.settings, may_overflow=True
         )
         if metrics is None:
             raise NotFiniteError(
@@ -140,8 +140,8 @@ class PeriodicEvaluation:
     def score_choice(self) -> Metrics | None:
         """Score the dev split within the run; None if an output is not finite."""
         with self.evaluated_model() as model:
-            metrics, _ = inference.evaluate_any(
-                model, self.job.splits.choice, self.preprocessing, self.as_in_training
+            metrics, _ = inference.evaluate(
+                model, self.job.splits.choice, self.preprocessing, self.as_in_training, may_overflow=True
             )
         return metrics
 
