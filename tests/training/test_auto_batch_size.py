@@ -89,14 +89,14 @@ def test_running_out_of_memory_is_no_error_and_leaves_no_gradient(monkeypatch):
 
 
 class Allocator:
-    """torch's allocator of a GPU of 100 bytes: what it has taken it gives back in `empty_cache` alone."""
+    """torch's allocator of a GPU of 110 bytes, ten of them weights: it gives back in `empty_cache` alone."""
 
     def __init__(self, monkeypatch, others: int = 0):
-        self.others = others  # the memory of other programs
-        self.allocated = self.peak = self.reserved = 0
+        self.free = 110 - others  # other programs have taken the rest
+        self.allocated = self.peak = self.reserved = 10
         self.graphs: list[weakref.ref] = []
         for name, function in {
-            "mem_get_info": lambda device: (100 - self.others - self.reserved, 100),
+            "mem_get_info": lambda device: (self.free - self.reserved, 110),
             "memory_reserved": lambda device: self.reserved,
             "max_memory_allocated": lambda device: self.peak,
         }.items():
@@ -111,13 +111,13 @@ class Allocator:
         self.allocated += num_bytes
         self.peak = max(self.peak, self.allocated)
         # Blocks in other sizes stay beside those that are used, unless there is no room for them.
-        self.reserved = min(100 - self.others, self.reserved + num_bytes + 6)
-        if self.allocated > 100 - self.others:
+        self.reserved = min(self.free, self.reserved + num_bytes + 6)
+        if self.allocated > self.free:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     def empty_cache(self) -> None:
         assert not any(reference() is not None for reference in self.graphs), "a trial's graph is alive"
-        self.allocated = self.reserved = 0
+        self.allocated = self.reserved = 10
 
 
 @pytest.mark.parametrize(("others", "expected"), [(0, 8), (12, 8), (16, 4)])
