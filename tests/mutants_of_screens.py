@@ -540,6 +540,19 @@ OF_SCREENS = {
     },
     (
         "vitcli/distributed/runtime.py",
+        "tests/distributed/test_runtime.py::test_a_process_has_its_part_of_the_cores_of_its_machine",
+    ): {
+        "processes of other machines share the cores": ("if machine == own[2]]", "]"),
+    },
+    (
+        "vitcli/distributed/launch.py",
+        "tests/distributed/test_launch.py::test_processes_divide_the_cores_that_they_share",
+    ): {
+        "cores of its own are divided, too": ("[cores for cores in here if cores & own]", "here"),
+        "a process has cores that it may not use": ("min(len(own), len(", "min(999, len("),
+    },
+    (
+        "vitcli/distributed/runtime.py",
         "tests/distributed/test_runtime.py::test_an_error_of_one_process_says_which_it_was",
     ): {
         "an error of one process has no rank": (

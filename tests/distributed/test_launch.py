@@ -322,6 +322,22 @@ def test_cores_are_counted_with_and_without_affinity(monkeypatch):
     assert launch.cpu_count() == 1
 
 
+@pytest.mark.parametrize(
+    ("here", "parts"),
+    [
+        ([range(12)] * 5, [2] * 5),
+        ([range(2)] * 5, [1] * 5),
+        ([range(4), range(4, 16)], [4, 12]),
+        ([range(4), range(4), range(4, 16)], [2, 2, 12]),
+        ([range(1), range(16)], [1, 8]),
+    ],
+)
+def test_processes_divide_the_cores_that_they_share(here, parts):
+    here = [frozenset(cores) for cores in here]
+
+    assert [launch.part_of_cores(own, here) for own in here] == parts
+
+
 def test_a_lost_connection_is_an_error_of_the_run_and_others_are_not():
     assert launch.as_process_error(RuntimeError("... Connection closed by peer [127.0.0.1]:1"))
     assert launch.as_process_error(RuntimeError("shapes do not match")) is None

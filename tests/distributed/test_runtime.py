@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 from datetime import timedelta
 from types import SimpleNamespace
@@ -115,7 +116,7 @@ def test_a_process_that_sees_one_gpu_uses_it_whatever_its_local_rank_is(rank_3_o
 
     monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", wrap)
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_, **__: self)
-    others = [("bf16", "node1", f"GPU-{number}", "NVIDIA H200") for number in range(3)]
+    others = [("bf16", frozenset({0}), "node1", f"GPU-{number}", "NVIDIA H200") for number in range(3)]
     monkeypatch.setattr(runtime, "_of_all", of_all(*others))
     with report_gpus("NVIDIA H200"):
         joined = runtime.start("auto")
@@ -128,7 +129,9 @@ def test_a_process_that_sees_one_gpu_uses_it_whatever_its_local_rank_is(rank_3_o
 
 
 def test_two_processes_on_one_gpu_are_refused_before_nccl_starts(rank_3_of_4, monkeypatch):
-    monkeypatch.setattr(runtime, "_of_all", of_all(("bf16", "node1", "GPU-1", "NVIDIA H200"), None))
+    monkeypatch.setattr(
+        runtime, "_of_all", of_all(("bf16", frozenset({0}), "node1", "GPU-1", "NVIDIA H200"), None)
+    )
     with (
         report_gpus("NVIDIA H200"),
         pytest.raises(MachineError, match=r"processes 1 and 2 .* same GPU") as seen,
@@ -158,7 +161,7 @@ def test_a_gpu_without_bf16_refuses_it_and_auto_takes_another(rank_3_of_4, monke
         assert len(str(refused.value).splitlines()) == 3 and "fp16" in refused.value.fix
 
     # One that has it, beside one on another machine that has not.
-    monkeypatch.setattr(runtime, "_of_all", of_all(("fp32", "node1", "GPU-1", "Tesla T4")))
+    monkeypatch.setattr(runtime, "_of_all", of_all(("fp32", frozenset({0}), "node1", "GPU-1", "Tesla T4")))
     with report_gpus("NVIDIA H200"):
         joined = runtime.start("auto")
     assert joined.precision == "fp32" and joined.hardware["gpu"] == "NVIDIA H200, Tesla T4"
@@ -417,6 +420,18 @@ def test_the_processes_of_a_machine_are_those_that_its_launcher_has_counted(monk
     assert joined.processes_here == 4
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert joined.processes_here == 2
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_a_process_has_its_part_of_the_cores_of_its_machine(rank_3_of_4, monkeypatch, is_bound):
+    """srun binds each task to cores of its own, whose number was divided by that of the tasks once more."""
+    cores = [range(8 * rank, 8 * rank + 8) if is_bound else range(64) for rank in range(8)]
+    _, *others = [("fp32", frozenset(each), socket.gethostname(), "", "") for each in cores]
+    others.append(("fp32", frozenset(range(64)), "another machine", "", ""))
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(cores[0]), raising=False)
+    monkeypatch.setattr(runtime, "_of_all", of_all(*others))
+
+    assert runtime.start("fp32").cores == 8
 
 
 def test_a_network_is_taken_out_of_all_its_wrappers():

@@ -380,16 +380,17 @@ def test_a_run_that_ended_with_an_error_is_named_with_the_end_of_its_output(tmp_
         assert caught.value.where == f"arms/{name}; its output: {output}"
 
 
+@pytest.mark.parametrize("has_gpu", [False, True])
 @pytest.mark.parametrize(("cores", "parallel", "threads"), [(8, 3, "2"), (2, 4, "1")])
 def test_runs_side_by_side_share_the_cores_and_have_the_options_of_the_sweep(
-    monkeypatch, tmp_path, cores, parallel, threads
+    monkeypatch, tmp_path, cores, parallel, threads, has_gpu
 ):
     started = []
     monkeypatch.setattr(parallel_runs.launch, "cpu_count", lambda: cores)
-    monkeypatch.setattr(parallel_runs.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(parallel_runs.torch.cuda, "is_available", lambda: has_gpu)
     monkeypatch.setattr(parallel_runs.subprocess, "Popen", lambda words, **how: started.append((words, how)))
     switches = dict(exact=True, shard=False, compile=False, quiet=True, arguments=())
-    options = RunOptions(per_device_batch=4, workers=2, arms_parallel=parallel, **switches)
+    options = RunOptions(per_device_batch=4, workers=None, arms_parallel=parallel, **switches)
     small = recipe.load("finetune/default", (), {"model.ckpt": "demo", "data.dataset": "demo"})
 
     parallel_runs._start("finetune", tmp_path / "arms/lr-1", small, options, 0, tmp_path, {**os.environ})
@@ -398,5 +399,5 @@ def test_runs_side_by_side_share_the_cores_and_have_the_options_of_the_sweep(
     assert how["env"]["OMP_NUM_THREADS"] == threads
     file = tmp_path / "lr-1.toml"
     given = ["finetune", "--recipe", file, "--out", tmp_path / "arms/lr-1", "--per-device-batch", 4]
-    assert words[-len(given) - 3 :] == [*map(str, given), "--workers", "2", "--exact"]
+    assert words[-len(given) - 3 :] == [*map(str, given), "--workers", threads, "--exact"]
     assert file.read_text() == recipe.to_toml(small) and how["start_new_session"]

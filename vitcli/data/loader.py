@@ -23,7 +23,6 @@ from vitcli.data.decoding import Jpeg, check, open_image
 from vitcli.data.sampler import ROWS_PER_TASK, TrainSampler, derive_seed, row_ranges
 from vitcli.data.split import Label, ReadRow, Split, check_label
 from vitcli.data.transforms import Preprocessing, TrainTransform
-from vitcli.distributed import launch
 from vitcli.distributed.transfer import single_core_pool
 from vitcli.errors import DataError
 
@@ -61,9 +60,9 @@ class Example:
     skipped: tuple[str, ...] = ()
 
 
-def default_threads(processes_here: int) -> int:
-    """Return the loader threads per process: the usable cores divided among the processes, at most 16."""
-    return max(1, min(16, launch.cpu_count() // processes_here))
+def default_threads(cores: int) -> int:
+    """Return the loader threads of a process with this many cores to itself: one each, at most 16."""
+    return min(16, cores)
 
 
 def train_batches(

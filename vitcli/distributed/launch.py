@@ -52,10 +52,28 @@ def program() -> list[str]:
 
 
 def cpu_count() -> int:
-    """Return the number of cores that this program may use; on macOS, which has no affinity, all of them."""
+    """Return the number of cores that this program may use."""
+    return len(usable_cores())
+
+
+def usable_cores() -> frozenset[int]:
+    """Return the cores that this program may use, by number; on macOS, which has no affinity, all of them."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def part_of_cores(own: frozenset[int], here: list[frozenset[int]]) -> int:
+    """Return how many cores a process has if those that share some with it divide them.
+
+    SLURM gives each task cores of its own, torchrun gives all processes the same.
+
+    Args:
+        own: that this process may use.
+        here: that each process of this machine may use, this one included.
+    """
+    sharing = [cores for cores in here if cores & own]
+    return max(1, min(len(own), len(frozenset().union(*sharing)) // len(sharing)))
 
 
 def must_launch(num_processes: int) -> bool:

@@ -48,6 +48,7 @@ class Runtime:
         stall_timeout: how long to wait for another process before the run ends.
         notes: settings of `accelerate launch` that are not used, for the terminal.
         hardware: what else than its kind may change the last bits on a GPU, by name; empty on a CPU.
+        cores: of this process, see `launch.part_of_cores`.
     """
 
     accelerator: Accelerator
@@ -57,6 +58,7 @@ class Runtime:
     stall_timeout: timedelta
     notes: tuple[str, ...] = ()
     hardware: dict[str, Any] = field(default_factory=dict)
+    cores: int = 1
 
     @property
     def device(self) -> torch.device:
@@ -202,14 +204,17 @@ def start(precision: str, *, exact: bool = False, stall_minutes: float = STALL_M
     # Agree on what they compute with.
     numerics.use_full_fp32()
     numerics.fix_order_of_sums(device, exact=exact)
-    everywhere = _of_all((resolve_precision(precision), *_gpu(device)), control, accelerator.num_processes)
+    own = (resolve_precision(precision), launch.usable_cores(), socket.gethostname(), *_gpu(device))
+    everywhere = _of_all(own, control, accelerator.num_processes)
+    gpus = [gpu for _, _, *gpu in everywhere]
     if device.type == "cuda":
-        devices.refuse_one_gpu_twice([gpu for _, *gpu in everywhere])
+        devices.refuse_one_gpu_twice(gpus)
     resolved = {each for each, *_ in everywhere}
     precision = resolved.pop() if len(resolved) == 1 else "fp32"  # GPUs with and without bf16
-    hardware = _hardware([gpu for _, *gpu in everywhere]) if device.type == "cuda" else {}
+    hardware = _hardware(gpus) if device.type == "cuda" else {}
+    cores = launch.part_of_cores(own[1], [cores for _, cores, machine, *_ in everywhere if machine == own[2]])
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-    return Runtime(accelerator, precision, scaler, control, stall_timeout, tuple(notes), hardware)
+    return Runtime(accelerator, precision, scaler, control, stall_timeout, tuple(notes), hardware, cores)
 
 
 @contextmanager
@@ -238,12 +243,12 @@ def _of_all(value: Any, control: Any, world_size: int) -> list[Any]:
     return values
 
 
-def _gpu(device: torch.device) -> tuple[str, str, str]:
-    """Return machine, unique id and name of a GPU; nothing for other devices."""
+def _gpu(device: torch.device) -> tuple[str, str]:
+    """Return unique id and name of a GPU; nothing for other devices."""
     if device.type != "cuda":
-        return "", "", ""
+        return "", ""
     properties = torch.cuda.get_device_properties(device)
-    return socket.gethostname(), f"GPU-{properties.uuid}", properties.name
+    return f"GPU-{properties.uuid}", properties.name
 
 
 def _hardware(gpus: list[tuple[str, str, str]]) -> dict[str, Any]:

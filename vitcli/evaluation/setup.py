@@ -240,7 +240,7 @@ def settings_of_run(
         runtime=runtime,
         batch_size=recipe.eval.batch_size,
         on_bad_image=recipe.data.on_bad_image,
-        num_threads=workers or loader.default_threads(runtime.processes_here),
+        num_threads=workers or loader.default_threads(runtime.cores),
         progress=progress,
         precision=recipe.precision.evaluation,
     )

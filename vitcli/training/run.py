@@ -61,7 +61,7 @@ class TrainingRun:
     def __init__(self, job: TrainingJob):
         self._job = job
         self.recipe, self.runtime = job.recipe, job.runtime
-        self.num_threads = job.options.workers or loader.default_threads(job.runtime.processes_here)
+        self.num_threads = job.options.workers or loader.default_threads(job.runtime.cores)
         weights = loss_weights(job.splits.train, job.recipe)
         self.task = training_task(job.recipe.objective, job.splits.train, class_weights=weights)
         self.path: Path | None = None

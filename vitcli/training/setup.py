@@ -316,7 +316,7 @@ def _look_at_images(
     return contents_of(
         splits.own,
         runtime=runtime,
-        num_threads=options.workers or loader.default_threads(runtime.processes_here),
+        num_threads=options.workers or loader.default_threads(runtime.cores),
         on_bad_image=recipe.data.on_bad_image,
         decode=not runtime.on_main(lambda: _has_checkpoint(options)),
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from vitcli.data import loader
 from vitcli.distributed import launch
 from vitcli.errors import NotFiniteError, ProcessError, Stopped
 from vitcli.evaluation.setup import Start
@@ -91,14 +92,14 @@ def _start(
     file.write_text(to_toml(recipe))
     words = [*launch.program(), command, "--recipe", file, "--out", path]
     words += ["--per-device-batch", options.per_device_batch] if options.per_device_batch else []
-    words += ["--workers", options.workers] if options.workers else []
+    threads = max(1, launch.cpu_count() // options.arms_parallel)
+    words += ["--workers", options.workers or loader.default_threads(threads)]
     words += ["--track", options.track] if options.track else []
     words += [f"--{name}" for name in ("exact", "compile") if getattr(options, name)]
-    env = {**env, launch.LAUNCHED: str(os.getpid())}  # it saves and ends if this process is killed
+    # It saves and ends if this process is killed.
+    env = {**env, launch.LAUNCHED: str(os.getpid()), "OMP_NUM_THREADS": str(threads)}
     if torch.cuda.is_available():
         env["CUDA_VISIBLE_DEVICES"] = _device(slot)
-    else:
-        env["OMP_NUM_THREADS"] = str(max(1, launch.cpu_count() // options.arms_parallel))
     with open(temporary / f"{path.name}.out", "wb") as out, open(temporary / f"{path.name}.err", "wb") as err:
         return subprocess.Popen(
             list(map(str, words)), stdout=out, stderr=err, env=env, start_new_session=True
