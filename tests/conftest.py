@@ -25,6 +25,7 @@ SHARED = Path(os.environ.get("VIT_TEST_DATA", REPOSITORY.parent / "shared")).abs
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.pop("COLUMNS", None)  # a pipe has no width; pytest-xdist sets that of its own terminal
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: several test processes share the cores
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # more threads of a test wait for work without a core
 # What is compiled is kept: the asserts of all test modules take each worker 6 s, and a process of vit 1 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -51,18 +52,23 @@ def pytest_collection_finish() -> None:
 def _nothing_is_waited_for_or_built_twice():
     """Spare tests within this process the wait for the disk, and what calls of commands have in common.
 
-    That is the app, 0.04 s a call, and what a network costs, which each run counts anew, 0.1 s. Power that is
-    lost is imagined by `tests/training/test_power_loss.py`, which records each fsync.
+    That is the app, 0.04 s a call; what a network costs, which each run counts anew, 0.1 s; the names and
+    shapes of its tensors, with which weights are compared; and which shipped recipes are of a data set. Power
+    that is lost is imagined by `tests/training/test_power_loss.py`, which records each fsync.
     """
     import typer.main
 
+    from vitcli import recipe
     from vitcli.models import flops
+    from vitcli.weights import diagnose
 
     patch = pytest.MonkeyPatch()
     patch.setattr(os, "fsync", lambda handle: os.fstat(handle) and None)  # a handle must still be open
     patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
-    for name in ("costs_without_head", "activation_bytes"):
-        patch.setattr(flops, name, once(getattr(flops, name)))
+    patch.setattr(flops, "costs_without_head", once(flops.costs_without_head))
+    patch.setattr(flops, "activation_bytes", once(flops.activation_bytes))
+    patch.setattr(diagnose, "expected_tensors", once(diagnose.expected_tensors))
+    patch.setattr(recipe, "candidates", once(recipe.candidates))
     yield
     patch.undo()
 
@@ -83,19 +89,23 @@ def once(function: Callable) -> Callable:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_figure_is_drawn():
-    """Let commands write a white pixel for each PNG of a figure, whose axes and words take 0.1 to 0.5 s.
+    """Let commands write a white pixel for each figure, whose axes and words take 0.1 to 0.5 s.
 
-    A test of a figure runs its command within `tests.figures.drawn_figures`; SVG is always drawn.
+    A test of a figure runs its command within `tests.figures.drawn_figures`.
     """
     from matplotlib.figure import Figure
 
     savefig, pixel = Figure.savefig, io.BytesIO()
     Image.new("RGB", (1, 1), "white").save(pixel, "PNG")
+    white = {
+        "png": pixel.getvalue(),
+        "svg": b'<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>',
+    }
 
     @functools.wraps(savefig)
     def save(figure: Figure, file: object, *, format: str, **more: object) -> None:
-        if format == "png" and isinstance(file, Path):
-            file.write_bytes(pixel.getvalue())
+        if isinstance(file, Path):
+            file.write_bytes(white[format])
         else:
             savefig(figure, file, format=format, **more)
 
@@ -120,6 +130,12 @@ def _private_cache(tmp_path_factory):
         for name in ("generate_fingerprint", "update_fingerprint"):
             setattr(module, name, lambda *_: f"{next(numbers):016x}")
     datasets.config.HF_DATASETS_CACHE = Path(os.environ["HF_HOME"], "datasets")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kept_objects_are_not_searched():
+    """Hide what earlier files have loaded from searches for garbage; each that a run makes takes 0.6 s."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

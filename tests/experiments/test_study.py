@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.test_app import check_error
 from tests.conftest import locked, run, vit
+from tests.figures import drawn_figures
 from vitcli import recipe as recipes
 from vitcli.errors import Stopped, VitError
 from vitcli.experiments import study
@@ -119,7 +120,8 @@ def test_every_run_is_made_once_and_the_object_has_them_all(file):
 
 
 def test_a_finished_study_leaves_its_tables_pictures_and_file(file):
-    found = go(file, Bench())
+    with drawn_figures():
+        found = go(file, Bench())
 
     out = Path(found["run_dir"])
     assert json.loads((out / "summary.json").read_text()) == found

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from tests.browser import Browser, find
 from tests.conftest import SHARED, run
+from tests.figures import drawn_figures
 from tests.pages import SHAPES, Page, assert_fetches_nothing
 from vitcli import recipe as recipes
 from vitcli.data.transforms import Preprocessing, to_model_range
@@ -56,7 +57,8 @@ def vit_weights(tmp_path_factory) -> Path:
 def inspected(vit_weights, photos, tmp_path_factory):
     """One inspection: its folder and its result."""
     out = tmp_path_factory.mktemp("inspected") / "figures"
-    outcome = run("inspect", "--ckpt", vit_weights, "--dataset", photos, "--out", out, "--json", "-q")
+    with drawn_figures():
+        outcome = run("inspect", "--ckpt", vit_weights, "--dataset", photos, "--out", out, "--json", "-q")
     assert outcome.code == 0, outcome.err
     return out, outcome.json
 

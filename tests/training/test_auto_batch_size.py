@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.conftest import run
 from tests.fake_device import report_gpus
-from tests.training.test_finetune import SMALL
+from tests.training.test_finetune import SMALL, of_layers
 from vitcli import recipe as recipes
 from vitcli.errors import MachineError
 from vitcli.models.build import architecture
@@ -173,8 +173,9 @@ def test_the_trial_recomputes_activations_where_the_run_does(photos, monkeypatch
         return 4
 
     monkeypatch.setattr(setup, "find_max_batch_size", largest)
-    words = (*SMALL, "--dataset", photos, "--batch-size", 12, "--per-device-batch", "auto", "--steps", 3)
-    words += ("--precision", "fp32")
+    layers = VARIANTS["ViT-demo/8"].layers
+    words = (*of_layers(SMALL, None), "--dataset", photos, "--batch-size", 12, "--per-device-batch", "auto")
+    words += ("--steps", 3, "--precision", "fp32")
     estimates = [
         run(*words, "--dry-run", "--set", f"model.grad_checkpointing={value}").json
         for value in ("true", "false")
@@ -185,7 +186,6 @@ def test_the_trial_recomputes_activations_where_the_run_does(photos, monkeypatch
     assert less < more
     # SGD's moment and the gradients of earlier micro-batches are held; weights and gradients are besides.
     params, values = estimates[0]["params"], (2 * 2 + 1) * 96  # of a layer's output, for 16 x 16 pixels
-    layers = VARIANTS["ViT-demo/8"].layers
     assert bytes_of[False] == (8 * params, 16 * params, 3 * 17 * 4 * values * layers)
     assert bytes_of[True] == (8 * params, 16 * params, 3 * (17 * 4 + 4 * layers) * values)
 

@@ -23,7 +23,7 @@ from vitcli.training import loop, splits
 from vitcli.training.methods.early_stopping import BestWeights
 
 PATIENCE, STEPS = 2, 60
-KEYS = ("model.layers=2", f"train.patience={PATIENCE}", "eval.every=2", "train.save_every=2",
+KEYS = (f"train.patience={PATIENCE}", "eval.every=2", "train.save_every=2",
         "train.keep_checkpoints=99", "data.dev_fraction=0.3", "train.log_every=1",
         "schedule.decay=constant")  # fmt: skip
 WORDS = (

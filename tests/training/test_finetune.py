@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,15 +29,24 @@ from vitcli.output.run_folder import newest_checkpoint_step
 from vitcli.training import loop
 from vitcli.training.text import as_text, compute_text
 
-NETWORK = ("--model", "ViT-demo/8", "--res", "16", "--lr", "0.02", "--quiet", "--json")
+NETWORK = (
+    *("--model", "ViT-demo/8", "--set", "model.layers=1", "--res", "16", "--lr", "0.02"),
+    *("--quiet", "--json"),
+)
 SMALL = ("finetune", "--recipe", "finetune/default", "--ckpt", "random", *NETWORK)
 # All that could break a resume: dropout, augmentation, averaging, parts of a step, an epoch's end inside one.
 TRICKY = (
-    *("--set", "model.layers=2"),
     *("--batch-size", 10, "--per-device-batch", 5, "--precision", "fp32"),
     *("--set", "model.dropout=0.1", "--set", "optimizer.average=0.9", "--set", "train.log_every=1"),
     *("--set", "eval.every=4", "--set", "train.save_every=3"),
 )
+
+
+def of_layers(words: Sequence[object], layers: int | None) -> tuple[object, ...]:
+    """Return the words with another number of layers; None leaves it to the name or the weights."""
+    at = words.index("model.layers=1")
+    chosen = () if layers is None else ("--set", f"model.layers={layers}")
+    return (*words[: at - 1], *chosen, *words[at + 1 :])
 
 
 def small_run(photos: Path, out: Path, *more: object, steps: int = 8) -> dict:
@@ -443,7 +452,8 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(photos, tmp_path):
     plan = outcome.json
     assert not (tmp_path / "run").exists()
     assert (plan["total_steps"], plan["images_seen"], plan["accumulation_steps"]) == (7, 56, 4)
-    assert plan["params"] > 600_000 and plan["estimated_peak_memory_gib"] > 0
+    embedding, block, norm_and_head = 192 * 96 + 96 + (4 + 1) * 96 + 96, 12 * 96**2 + 13 * 96, 2 * 96 + 2 * 97
+    assert plan["params"] == embedding + block + norm_and_head and plan["estimated_peak_memory_gib"] > 0
     assert plan["epochs"] == 56 / 24
     assert "7 steps of 8 images = 2.33 epochs\n" in as_text(plan)
     # The plan stands alone, in minutes; epochs that are not whole steps, and large batches, are said.

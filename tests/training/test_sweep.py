@@ -21,7 +21,7 @@ from vitcli.training.setup import RunOptions
 
 RATES = "0.0001,0.05"
 BASE = [word for word in SMALL if word not in ("--lr", "0.02")]
-PLAIN = ("--set", "model.layers=2", "--batch-size", 8, "--per-device-batch", 4, "--steps", 6,
+PLAIN = ("--batch-size", 8, "--per-device-batch", 4, "--steps", 6,
          "--precision", "fp32", "--set", "schedule.warmup=2", "--set", "model.dropout=0.1",
          "--set", "train.save_every=2", "--set", "train.log_every=1")  # fmt: skip
 ASKED = ("--lr", RATES, "--set", "data.dev_fraction=0.25", "--set", "train.runs=2", *PLAIN)

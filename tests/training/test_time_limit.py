@@ -340,7 +340,6 @@ def test_a_stopped_run_follows_the_recorded_plan_to_the_same_bits(
     monkeypatch.setattr(loop, "runs_ahead", lambda device: is_late)
     monkeypatch.setattr(TimeLimit, "scored", lambda self, num_examples, seconds: None)
     words = (*SMALL, "--dataset", photos, "--epochs", "25", "--max-time", "20s", "--batch-size", 8)
-    words += ("--set", "model.layers=2")
     words += ("--set", "schedule.warmup=20%", "--set", "train.log_every=1", "--set", "train.save_every=3")
     words += ("--set", "train.keep_checkpoints=9", "--set", f"eval.every={eval_every}")
     outcome = run(*words, "--out", tmp_path / "unbroken")

@@ -180,9 +180,7 @@ def test_tensorboard_has_every_record_of_a_run_with_a_probe(photos, tmp_path):
     out = tmp_path / "run"
     words = (*SMALL, "--dataset", photos, "--batch-size", 8, "--steps", 2, "--out", out)
     probe = ("--set", f"eval.probe={photos}", "--set", "eval.probe_shots=1", "--set", "eval.every=1")
-    ended = run(
-        *words, *probe, "--track", "tensorboard", "--set", "train.log_every=1", "--set", "model.layers=1"
-    )
+    ended = run(*words, *probe, "--track", "tensorboard", "--set", "train.log_every=1")
 
     assert ended.code == 0, ended.err
     records = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]

@@ -18,7 +18,7 @@ from tests.conftest import run
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import MachineError, NotFiniteError, VitError, WeightsError
 from vitcli.models.architecture import Architecture
-from vitcli.models.build import TransformerOptions, architecture, build
+from vitcli.models.build import TransformerOptions, architecture, build, expected_tensors
 from vitcli.weights.io import Weights, read_weights, write_weights, write_weights_file
 from vitcli.weights.load import load, load_into, load_with_head
 
@@ -480,6 +480,7 @@ def test_memory_that_runs_out_while_a_network_is_built_is_not_the_fault_of_its_d
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes")
 
     monkeypatch.setattr("timm.create_model", none_left)
+    monkeypatch.setattr("vitcli.weights.diagnose.expected_tensors", expected_tensors)  # not a kept one
     check_is_of_the_machine("demo")
 
 

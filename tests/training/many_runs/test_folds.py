@@ -26,7 +26,7 @@ from vitcli.training.text import as_text
 
 STEPS = int(os.environ.get("VIT_FOLD_STEPS", "6"))
 KILLS = int(os.environ.get("VIT_KILLS", "10"))
-HOW = ("--set", "model.layers=2", "--batch-size", 8, "--per-device-batch", 4, "--precision", "fp32",
+HOW = ("--batch-size", 8, "--per-device-batch", 4, "--precision", "fp32",
        "--set", "model.dropout=0.1", "--set", "train.log_every=1", "--set", "train.save_every=1")  # fmt: skip
 TIMED = ("elapsed_s", "images_per_s", "peak_memory_gib", "run_dir", "weights")
 

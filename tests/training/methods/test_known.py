@@ -1,43 +1,53 @@
 """A method of training is a place one could delete: its file, and its line in one list."""
 
+import importlib
 import os
+import pkgutil
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import vitcli
 from tests.conftest import REPOSITORY
 from vitcli.training.methods.known import METHODS
 
-WITHOUT = """
-import importlib, pathlib, pkgutil, sys
-import vitcli.training.methods as methods
 
-name, module = sys.argv[1:]
-sys.modules[module] = None  # as if its file were not there
-known = pathlib.Path(methods.__path__[0], "known.py").read_text().splitlines()
-lines = [line for line in known if module not in line and line.strip() != f"{name},"]
-assert len(lines) == len(known) - 2, "it is imported, and in the list"
-spec = importlib.util.spec_from_loader("vitcli.training.methods.known", None)
-sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-exec("\\n".join(lines), vars(sys.modules[spec.name]))
-import vitcli.training
-for each in pkgutil.walk_packages(vitcli.training.__path__, "vitcli.training."):
-    if each.name != module:
-        importlib.import_module(each.name)
-assert name not in {method.__name__ for method in sys.modules[spec.name].METHODS}
-"""
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """Let imports load `vitcli.training` again until the test ends."""
+
+    def taken_out() -> dict[str, ModuleType | None]:
+        names = [name for name in sys.modules if name.startswith("vitcli.training")]
+        return {name: sys.modules.pop(name) for name in names}
+
+    modules = taken_out()
+    yield
+    taken_out()
+    sys.modules.update(modules)
+    vitcli.training = modules["vitcli.training"]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
-def test_without_a_method_the_package_imports(method):
-    ended = subprocess.run(
-        [sys.executable, "-c", WITHOUT, method.__name__, method.__module__], capture_output=True, text=True
-    )
+def test_without_a_method_the_package_imports(forgotten, method):
+    sys.modules[method.__module__] = None  # as if its file were not there
+    methods = importlib.import_module("vitcli.training.methods")
+    lines = Path(methods.__path__[0], "known.py").read_text().splitlines()
+    left = [line for line in lines if method.__module__ not in line and line.strip() != f"{method.__name__},"]
+    assert len(left) == len(lines) - 2, "it is imported, and in the list"
+    known = ModuleType("vitcli.training.methods.known")
+    sys.modules[known.__name__] = known
+    exec("\n".join(left), vars(known))
 
-    assert ended.returncode == 0, ended.stderr
+    training = importlib.import_module("vitcli.training")
+    for each in pkgutil.walk_packages(training.__path__, "vitcli.training."):
+        if each.name != method.__module__:
+            importlib.import_module(each.name)
+    assert method.__name__ not in {other.__name__ for other in known.METHODS}
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def blind(tmp_path_factory) -> Path:
 
 def words(ckpt: Path, photos: Path, out: Path, *more: object) -> tuple:
     how = ("--recipe", "finetune/default", "--res", 16, "--lr", 0.02, "--steps", 8, "--quiet", "--json")
-    return ("finetune", *how, "--ckpt", ckpt, "--dataset", photos, "--out", out, *TRICKY[2:], *more)
+    return ("finetune", *how, "--ckpt", ckpt, "--dataset", photos, "--out", out, *TRICKY, *more)
 
 
 def finetuned(ckpt: Path, photos: Path, out: Path, *more: object) -> dict:
