@@ -72,7 +72,7 @@ OF_FILES = {
             "for _ in range(RUNS_OF_A_TURN)]",
         ),
     },
-    ("vitcli/export/usage.py", "tests/export/test_usage.py"): {
+    ("vitcli/export/model_card.py", "tests/export/test_usage.py"): {
         "a revision is forgotten in how to load": ('at = f"@{revision}" if revision else ""', 'at = ""'),
     },
     ("vitcli/inspection/analysis.py", "tests/inspection/test_analysis.py"): {
@@ -138,7 +138,7 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/usage.py",
+        "vitcli/export/loading.md.j2",
         "tests/export/test_usage.py::test_transformers_loads_a_network_without_classes_as_one_that_gives_features",
     ): {
         "a network without classes is loaded as a classifier": (
@@ -217,7 +217,7 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/usage.py",
+        "vitcli/export/model_card.py",
         "tests/export/test_usage.py::test_a_section_between_its_marks_is_replaced_and_all_else_is_kept",
     ): {
         "two sections on loading are both replaced": (
@@ -226,12 +226,12 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/usage.py",
+        "vitcli/export/loading.md.j2",
         "tests/export/test_usage.py::test_the_card_says_what_the_conversion_may_have_lost",
     ): {
         "a drop is a hundred times too small in a card": (
-            "at most {verdict['highest_drop']:.2%}",
-            "at most {verdict['highest_drop']:.2f} %",
+            "at most {{ onnx.gate.highest_drop | percent }}",
+            'at most {{ onnx.gate.highest_drop | form(".2f") }} %',
         ),
     },
     (
@@ -337,7 +337,7 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/usage.py",
+        "vitcli/export/model_card.py",
         "tests/export/test_usage.py::test_a_path_of_the_data_is_a_place_to_fill_in_and_a_public_name_stays",
     ): {
         "a path of three folders is a name of the Hub": (
@@ -346,17 +346,11 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/usage.py",
+        "vitcli/export/loading.md.j2",
         "tests/export/test_usage.py::test_what_the_libraries_do_otherwise_is_said_and_features_predict_nothing",
     ): {
-        "a network without classes is to predict": (
-            'lines = [f"vit predict --ckpt {ckpt} IMAGES"] if has_classes else []',
-            'lines = [f"vit predict --ckpt {ckpt} IMAGES"]',
-        ),
-        "what the libraries do otherwise is kept back": (
-            'parts += [f"In timm and transformers, {caveat}." for',
-            'parts += ["" for',
-        ),
+        "a network without classes is to predict": ("{% if has_classes %}", "{% if true %}"),
+        "what the libraries do otherwise is kept back": ("In timm and transformers, {{ caveat }}.", ""),
     },
     (
         "vitcli/export/comparison.py",

@@ -19,7 +19,7 @@ from tests.model_hub import TOKEN, ModelHub, Repository, stand_in
 from vitcli import load_model
 from vitcli.errors import MachineError
 from vitcli.export.hub import _as_vit_error
-from vitcli.export.usage import BLOCK
+from vitcli.export.model_card import BLOCK
 
 SENT = ["README.md", "config.json", "metrics.jsonl", "model.safetensors", "recipe.toml", "summary.json"]
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from tests.export.test_export import GAP, NAMES, SIZE, bit, distance, hybrid, images, network, vit
-from vitcli.export.usage import BEGIN, END, HERE, how_to_load, on_the_hub, replace_section
+from vitcli.export.model_card import BEGIN, END, HERE, how_to_load, on_the_hub, replace_section
 from vitcli.models.architecture import Architecture
 from vitcli.weights.formats import caveats
 from vitcli.weights.io import write_weights

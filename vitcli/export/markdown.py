@@ -1,8 +1,9 @@
 """Markdown blocks of a model card; what is untrusted in them is escaped."""
 
+import json
 import re
+import shlex
 import textwrap
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -22,8 +23,9 @@ def rendered(template: str, **values: object) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    env.filters |= {"paragraph": paragraph, "code": code, "cell": cell, "plain": plain, "percent": percent,
-                    "form": format, "repr": repr}  # fmt: skip
+    filters = (paragraph, code, cell, fenced, plain, percent, repr)
+    env.filters |= {function.__name__: function for function in filters}
+    env.filters |= {"form": format, "json": json.dumps, "quote": shlex.quote}
     texts = (average_lines, compute_text, count_of, delivery_text, size_text, licences.is_non_commercial)
     env.globals |= {function.__name__: function for function in texts}
     return env.get_template(template).render(
@@ -55,13 +57,7 @@ def code(value: object) -> str:
 def fenced(text: str, language: str = "") -> str:
     """Return a code block, fenced by more backticks than any in it."""
     ticks = "`" * max(3, _longest_run(text) + 1)
-    return f"{ticks}{language}\n{text.rstrip()}\n{ticks}"
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table; the cells are Markdown, their bars are escaped."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
+    return f"{ticks}{language}\n{text.rstrip()}\n{ticks}\n"
 
 
 def cell(text: str) -> str:

@@ -3,19 +3,22 @@
 All numbers of a run's card come from its summary. Local paths are shown by their last part.
 """
 
-from pathlib import Path
-from typing import Any
+import json
+import re
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCardData
 
 from vitcli import recipe as recipes
+from vitcli.data import demo
 from vitcli.data.dataset import is_remote
 from vitcli.data.parts.held_out import FoldName
 from vitcli.evaluation.calibration import selective
 from vitcli.evaluation.statistics import interval_of
-from vitcli.export.markdown import code, fenced, rendered
-from vitcli.export.usage import HERE, how_to_load
+from vitcli.export.markdown import code, rendered
 from vitcli.models.architecture import Architecture
+from vitcli.models.variants import BIT, HYBRID
 from vitcli.output.redaction import is_local, public_name, public_toml, public_values
 from vitcli.output.scores import (
     ERRORS,
@@ -28,9 +31,37 @@ from vitcli.output.scores import (
 from vitcli.output.text import first_few, fold_notes, held_out, interval_text, plain
 from vitcli.weights import licences
 from vitcli.weights.download import hub_id
-from vitcli.weights.formats import unsupported_feature
+from vitcli.weights.formats import caveats, unsupported_feature
 
+BEGIN, END = "<!-- how to load: written by vit -->", "<!-- end of how to load -->"
+BLOCK = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
 TAGS = ["image-classification", "vision-transformer", "vitcli"]
+
+
+class LoadingNames(NamedTuple):
+    """Names of a folder of weights in commands and libraries.
+
+    Attributes:
+        ckpt: for vit, in --ckpt and load_model.
+        timm: for timm.create_model.
+        transformers: the arguments of from_pretrained.
+        intro: sentence that says where the reader starts from.
+    """
+
+    ckpt: str
+    timm: str
+    transformers: str
+    intro: str
+
+
+HERE = LoadingNames(".", "local-dir:.", '"."', "From within this folder:")
+
+
+def on_the_hub(repository: str, revision: str | None = None) -> LoadingNames:
+    """Return the names of a Hub repository, at a revision if it is not the default branch."""
+    at = f"@{revision}" if revision else ""
+    arguments = json.dumps(repository) + (f", revision={json.dumps(revision)}" if revision else "")
+    return LoadingNames(f"hf-hub:{repository}{at}", f"hf-hub:{repository}{at}", arguments, "From the Hub:")
 
 
 def model_card(summary: dict[str, Any], recipe_toml: str, arch: Architecture) -> str:
@@ -66,7 +97,7 @@ def model_card(summary: dict[str, Any], recipe_toml: str, arch: Architecture) ->
             eval_results=_eval_results(summary, hub_id) if is_classifier else None,
         ),
         loading=how_to_load(HERE, arch, dataset=summary["dataset"] if is_classifier else None),
-        recipe=fenced(public_toml(recipe_toml), "toml"),
+        recipe=public_toml(recipe_toml),
     )
 
 
@@ -92,6 +123,50 @@ def weights_card(exported: dict[str, Any], loading: str) -> str:
         front_matter=front_matter,
         loading=loading,
     )
+
+
+def how_to_load(
+    names: LoadingNames, arch: Architecture, *, dataset: str | None, of_onnx: dict[str, Any] | None = None
+) -> str:
+    """Return the section of a card on loading, `loading.md.j2`, with vit, Python, timm and transformers.
+
+    It stands between two marks, so that `vit export --push-to-hub` can replace it and keep everything else
+    that the owner of the card has written.
+
+    Args:
+        arch: without classes, the examples compute features.
+        dataset: that the weights were evaluated on, if any.
+        of_onnx: result of the export of an ONNX file that goes with the weights.
+    """
+    if dataset and not _is_known_by_name(dataset):
+        dataset = f"PATH/TO/{PurePath(public_name(dataset)).name}"
+    return rendered(
+        "loading.md.j2",
+        names=names,
+        has_classes=arch.num_classes > 0,
+        dataset=public_name(dataset) if dataset else None,
+        unsupported=unsupported_feature("timm", arch),
+        is_registered_by_vit=arch.timm_name in (BIT, HYBRID),
+        caveats=caveats("timm", arch),
+        onnx=of_onnx,
+        file=Path(of_onnx["out"]).name if of_onnx else None,
+        BEGIN=BEGIN,
+        END=END,
+    )
+
+
+def replace_section(card: str, section: str) -> str | None:
+    """Return the card with another section on loading; None where it has none between marks."""
+    changed, count = BLOCK.subn(lambda _: section.rstrip("\n"), card)
+    return changed if count == 1 else None
+
+
+def _is_known_by_name(dataset: str) -> bool:
+    """Return whether a data set's name means the same everywhere, as a path does not."""
+    if dataset in recipes.dataset_aliases() or dataset in demo.SETS or "://" in dataset:
+        return True
+    is_hub_id = dataset.count("/") == 1 and not dataset.endswith("/")
+    return is_hub_id and not is_local(dataset) and not Path(dataset).exists()
 
 
 def _front_matter(*, loads_in_timm: bool, is_classifier: bool, ckpt: str | None, **more: Any) -> str:

@@ -16,8 +16,14 @@ from vitcli.errors import MachineError, VitError
 from vitcli.export import export as exports
 from vitcli.export import hub
 from vitcli.export.export import ExportOptions
-from vitcli.export.model_card import is_classifier_run, model_card, weights_card
-from vitcli.export.usage import how_to_load, on_the_hub, replace_section
+from vitcli.export.model_card import (
+    how_to_load,
+    is_classifier_run,
+    model_card,
+    on_the_hub,
+    replace_section,
+    weights_card,
+)
 from vitcli.io.files import irregularity, read_regular
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress
