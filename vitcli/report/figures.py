@@ -276,10 +276,10 @@ def _confusion(results: Sequence[Predicted], section: str) -> Iterable[PageFigur
     yield PageFigure(section, caption, svg, has_paper=True, is_wide=len(result.classes) > FEW_CLASSES)
 
 
-def _images_of_mistakes(result: Predicted) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-    """Return the most confident mistakes as `html.thumbnails` takes them: image, alternative and lines."""
+def _images_of_mistakes(result: Predicted) -> tuple[html_page.CaptionedImage, ...]:
+    """Return the most confident mistakes, as a page shows them."""
     return tuple(
-        (
+        html_page.CaptionedImage(
             mistake.thumbnail,
             f"{mistake.label}, predicted {mistake.predicted}",
             (
@@ -287,13 +287,14 @@ def _images_of_mistakes(result: Predicted) -> tuple[tuple[str, str, tuple[str, .
                 f"label: {mistake.label}",
                 _file(mistake.place),
             ),
+            is_marked=True,
         )
         for mistake in result.mistakes[:MISTAKES_SHOWN]
     )
 
 
 def _mistakes(
-    images: Sequence[tuple[str, str, tuple[str, ...]]], results: Sequence[Predicted]
+    images: Sequence[html_page.CaptionedImage], results: Sequence[Predicted]
 ) -> Iterable[PageFigure]:
     """Yield the mistakes of results that have the same ones, with the images that a result has stored."""
     if images:
