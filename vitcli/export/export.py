@@ -34,7 +34,7 @@ from vitcli.export.images import (
     open_labelled,
     open_named,
 )
-from vitcli.export.snippet import onnx_snippet
+from vitcli.export.markdown import rendered
 from vitcli.models.architecture import Architecture
 from vitcli.output.atomic import TEMPORARY, check_out, remove_debris, sync
 from vitcli.output.progress import Progress
@@ -143,7 +143,8 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
         formats.write(format, path, model, exported, names=options.names, form=form, calibration=samples)
         facts = _checked(export, formats.read_back(format, path, form), progress)
         if format == "onnx":
-            facts["snippet"] = onnx_snippet(out, form, has_names=bool(exported.class_names))
+            has_names = bool(exported.class_names)
+            facts["snippet"] = rendered("onnx_snippet.py.j2", path=out, form=form, has_names=has_names)
             golden.write_golden(path, images.to_publish, preprocessing, precision=options.precision)
         files = {file.name: file.stat().st_size for file in _files_at(path)}
         _put_in_place(path, target)
