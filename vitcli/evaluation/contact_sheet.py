@@ -28,6 +28,7 @@ MOST_IMAGES = 1_000  # on a page: about 10 MB
 SIDE = 176  # pixels of an image
 BARS, SET_CLASSES, COUNTED_CLASSES = 3, 5, 30  # classes named of an image, of its prediction set, and of all
 NEAR = 0.1  # of its threshold a probability is doubtful
+TEMPLATE = Path(__file__).with_name("contact_sheet.html.j2")
 GENERATOR = '<meta name="generator" content="vit predict --out">'
 
 
@@ -97,42 +98,19 @@ def _body(result: Mapping[str, Any], rows: Sequence[int], sheet: ContactSheet) -
     index_of = {row: index for index, row in enumerate(rows)}
     names = short_paths([prediction["file"] for prediction in predictions])
     cards = [_card(jpeg, names[index_of[row]], predictions[index_of[row]]) for row, jpeg in images]
-    counts = "".join(
-        f"<li>{html.text(name)} <b>{html.text(count)}</b></li>" for name, count in _counts(result)
-    )
     caption = " ".join(_explanations(result, num_shown=len(images)))
-    return (
-        f'<ul class="counts">{counts}</ul><p class="caption">{html.text(caption)}</p>'
-        f'<ul class="sheet">{"".join(cards)}</ul>'
-    )
+    return html.macros(TEMPLATE).sheet(_counts(result), caption, cards)
 
 
-def _card(jpeg: str, name: str, prediction: Mapping[str, Any]) -> str:
-    """Return an image with its bars or its number, what speaks against them, and its file."""
-    answer = prediction.get("labels", [top["class"] for top in prediction["top"][:1]])
+def _card(jpeg: str, name: str, prediction: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an image with its classes or its number, what speaks against them, and its file."""
+    top, answer = None, prediction.get("labels", [each["class"] for each in prediction["top"][:1]])
     if "value" in prediction:
         answer = [f"{prediction['value']:.6g}"]
-        shown = f"<p><b>{html.text(answer[0])}</b></p>"
     else:
         top = prediction["top"][: max(BARS, len(answer))]
-        more = [name for name in answer if name not in {each["class"] for each in top}]
-        shown = f"<ol>{''.join(_bar(each, is_given=each['class'] in answer) for each in top)}</ol>"
-        shown += f"<b>{html.text(', '.join(more))}</b>" if more else ""
-    doubts = "".join(f"<em>{html.text(each)}</em>" for each in _doubts(prediction))
-    alternative = html.text(f"{name}: {', '.join(answer)}")
-    return (
-        f'<li><img src="data:image/jpeg;base64,{jpeg}" alt="{alternative}" loading="lazy">'
-        f'{shown}{doubts}<span title="{html.text(prediction["file"])}">{html.name_of(name)}</span></li>'
-    )
-
-
-def _bar(top: Mapping[str, Any], *, is_given: bool) -> str:
-    name, probability = top["class"], top["probability"]
-    tag = "b" if is_given else "span"
-    return (
-        f'<li><{tag} title="{html.text(name)}">{html.name_of(name)}</{tag}> {probability:.1%}'
-        f'<progress max="1" value="{probability:.4f}"></progress></li>'
-    )
+    about = {"jpeg": jpeg, "name": name, "file": prediction["file"]}
+    return about | {"answer": answer, "top": top, "doubts": _doubts(prediction)}
 
 
 def _doubts(prediction: Mapping[str, Any]) -> list[str]:

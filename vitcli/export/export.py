@@ -143,8 +143,7 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
         formats.write(format, path, model, exported, names=options.names, form=form, calibration=samples)
         facts = _checked(export, formats.read_back(format, path, form), progress)
         if format == "onnx":
-            has_names = bool(exported.class_names)
-            facts["snippet"] = rendered("onnx_snippet.py.j2", path=out, form=form, has_names=has_names)
+            facts["snippet"] = rendered("onnx_snippet.py.j2", path=out, form=form, names=exported.class_names)
             golden.write_golden(path, images.to_publish, preprocessing, precision=options.precision)
         files = {file.name: file.stat().st_size for file in _files_at(path)}
         _put_in_place(path, target)

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +18,7 @@ if TYPE_CHECKING:  # a page of tables does without
     import numpy as np
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+TEMPLATE, STYLE = (Path(__file__).with_name(name) for name in ("page.html.j2", "style.css"))
 THUMBNAIL, QUALITY = 112, 80  # pixels of the longer side, and of JPEG
 
 
@@ -42,7 +42,7 @@ def page(
         refresh_s: reload the page after this many seconds.
         generator: element that distinguishes a page of this kind from other HTML files.
     """
-    return _templates().page(
+    return macros(TEMPLATE).page(
         sections=_sections(tables, figures),
         title=title,
         summary=summary,
@@ -51,7 +51,7 @@ def page(
         refresh_s=refresh_s,
         generator=generator,
         policy=POLICY,  # nothing is loaded, which it enforces
-        style=_file("style.css"),
+        style=STYLE.read_text(encoding="utf-8"),
     )
 
 
@@ -119,29 +119,26 @@ class ImageRow:
 
 def thumbnails(images: Sequence[CaptionedImage]) -> str:
     """Return small images with lines of text below each, as the body of a figure."""
-    return _templates().thumbnails(images)
+    return macros(TEMPLATE).thumbnails(images)
 
 
 def image_rows(rows: Sequence[ImageRow]) -> str:
     """Return a line of images for each row, its first one set apart, as the body of a figure."""
-    return _templates().image_rows(rows)
+    return macros(TEMPLATE).image_rows(rows)
 
 
 @lru_cache
-def _templates() -> Any:
-    """Return the macros of `page.html.j2`, which escape whatever is not marked as HTML."""
+def macros(template: Path) -> Any:
+    """Return the macros of a template, which escape whatever is not marked as HTML."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
     environment = Environment(autoescape=True, undefined=StrictUndefined)
+    environment.filters["form"] = format
     environment.filters["text"] = lambda value: Markup(text(value))
     environment.filters["name_of"] = lambda value: Markup(name_of(value))
-    source = "".join(line.lstrip() for line in _file("page.html.j2").splitlines())
-    return environment.from_string(source).module
-
-
-def _file(name: str) -> str:
-    return files("vitcli.output").joinpath(name).read_text(encoding="utf-8")
+    lines = template.read_text(encoding="utf-8").splitlines()
+    return environment.from_string("".join(map(str.lstrip, lines))).module
 
 
 def thumbnail(image_HWC: "np.ndarray", *, side: int = THUMBNAIL) -> str:
