@@ -184,8 +184,8 @@ OF_FILES = {
         "tests/export/test_onnx_file.py::test_golden_answers_are_those_of_vit_predict_and_are_repeated",
     ): {
         "golden images are the first of a split": (
-            "np.unique(np.linspace(0, len(split) - 1, NUM_IMAGES).round().astype(int))",
-            "np.arange(min(NUM_IMAGES, len(split)))",
+            "evenly(split, NUM_IMAGES)",
+            "split.rows(np.arange(min(NUM_IMAGES, len(split))))",
         ),
     },
     (

@@ -21,6 +21,7 @@ from vitcli.data.decoding import decode
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, DataError, VitError
+from vitcli.export.images import evenly
 from vitcli.export.onnx_process import OnnxProcess
 from vitcli.io.files import parse_json, read_regular
 from vitcli.output.atomic import digest_of_file, write_json
@@ -40,16 +41,15 @@ def golden_path(path: Path) -> Path:
 def write_golden(path: Path, split: Split, preprocessing: Preprocessing, *, precision: str) -> None:
     """Write the golden file of an ONNX file: images evenly spread over a split, and what the file answers."""
     network = OnnxNetwork(path)
-    rows = np.unique(np.linspace(0, len(split) - 1, NUM_IMAGES).round().astype(int)).tolist()
-    entries = []
-    for row in rows:
-        image_HWC = loader.read_example(split, row)[0]
+    few, entries = evenly(split, NUM_IMAGES), []
+    for row in range(len(few)):
+        image_HWC = loader.read_example(few, row)[0]
         image_HWC = _shrunk(image_HWC) if network.takes_any_size else preprocessing(image_HWC)
         outputs_K = network.answers(torch.from_numpy(image_HWC.copy())[None])[0].double().numpy()
         kept = _kept(outputs_K)
         entries.append(
             {
-                "image": split.where_is(row).rpartition("/")[2],
+                "image": few.where_is(row).rpartition("/")[2],
                 "png": base64.b64encode(_as_png(image_HWC)).decode(),
                 "outputs": {str(k): float(f"{outputs_K[k]:.7g}") for k in kept.tolist()},
             }
