@@ -4,7 +4,7 @@
 vit() { $PYTHON -m vitcli "$@"; }
 check() { $PYTHON benchmarks/gpu_checks.py "$@"; }
 bench() { # one JSON object more in bench.jsonl; prints its speed
-  vit bench "$@" --json --quiet >"$OUT/log/json.$$" || return
+  vit bench "$@" --json --quiet >"$OUT/log/json.$$" || { cat "$OUT/log/json.$$"; return 1; }
   tr -d '\n' <"$OUT/log/json.$$" | sed 's/$/\n/' >>"$OUT/bench.jsonl"
   check speed "$OUT/log/json.$$"
 }
