@@ -183,7 +183,7 @@ def test_the_text_for_a_person_has_a_line_for_each_layer(inspected):
 
     assert text.startswith("network     vit: ")
     assert "at 32x48 px, 2x3 patches of 16" in text
-    layers = [line.split() for line in text.splitlines() if re.match(r" +\d ", line)]
+    layers = [line.split() for line in text.splitlines() if re.match(r" *\d ", line)]
     lowest = min(result["attention_distance"]["mean"][0])
     assert [line[0] for line in layers] == ["1", "2"]
     assert layers[0][1] == f"{lowest:.1f}"
