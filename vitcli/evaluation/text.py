@@ -44,8 +44,6 @@ def as_text(result: dict[str, Any], *, verbose: bool = False) -> str:
         return _several(result)
     if not verbose:
         return brief(_brief_rows(result), ()) + _resolutions(result) + _assertions(result)
-    if "mae" in result:
-        return pairs(_rows_of_numbers(result)) + _resolutions(result) + _assertions(result)
     return pairs(_rows(result)) + _mistakes(result) + _resolutions(result) + _assertions(result)
 
 
@@ -127,32 +125,24 @@ def _changes(per_class: list[dict[str, Any]]) -> str:
 
 def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     # Scores, the quality of probabilities, and the images and classes that count.
-    rows = [
-        *score_rows(result),
-        ("loss", f"{shown(result, 'loss')} nats (NLL)"),
-        _calibration(result),
-        *_prediction_sets(result),
-        ("scored on", f"{_images(result)}, {result['eval_split']}"),
-    ]
+    has_classes, rows = "mae" not in result, score_rows(result)
+    if has_classes:
+        rows += [("loss", f"{shown(result, 'loss')} nats (NLL)"), _calibration(result)]
+        rows += _prediction_sets(result)
+    else:
+        rows.append(_mean_row(result))
+    rows.append(("scored on", f"{_images(result)}, {result['eval_split']}"))
     rows += [("note", note) for note in result.get("notes", ())]
     if "class_map" in result:
         rows.append(("class map", _class_map(result)))
-    weakest = _weakest(result["per_class"] or {})
+    weakest = _weakest(result.get("per_class") or {})
     rows += [("weakest", weakest)] if weakest else []
     rows += skipped(result)
     # How they were computed, and the files written.
-    rows += [
-        ("model", model_text(result)),
-        ("pixels", _pixels(result)),
-        ("speed", speed(result)),
-    ]
-    if "out" in result and result["num_eval_examples"] < LEAST_CALIBRATED:
-        rows.append(
-            (
-                "left out",
-                f"reliability.png: its bins would be chance with fewer than {LEAST_CALIBRATED} images",
-            )
-        )
+    rows += [("model", model_text(result)), ("pixels", _pixels(result)), ("speed", speed(result))]
+    if has_classes and "out" in result and result["num_eval_examples"] < LEAST_CALIBRATED:
+        few = f"its bins would be chance with fewer than {LEAST_CALIBRATED} images"
+        rows.append(("left out", f"reliability.png: {few}"))
     return rows + _files(result)
 
 
@@ -175,21 +165,6 @@ def _prediction_sets(result: dict[str, Any]) -> list[tuple[str, str]]:
     return [("sets", "; ".join(sets))] if sets else []
 
 
-def _rows_of_numbers(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of an evaluation of predicted numbers."""
-    rows = [
-        *score_rows(result),
-        _mean_row(result),
-        ("scored on", f"{count_of(result['num_eval_examples'], 'image')}, {result['eval_split']}"),
-        *(("note", note) for note in result.get("notes", ())),
-        *skipped(result),
-        ("model", model_text(result)),
-        ("pixels", _pixels(result)),
-        ("speed", speed(result)),
-    ]
-    return rows + _files(result)
-
-
 def _pixels(result: dict[str, Any]) -> str:
     mirrored = "; mean with the mirror image" if "tta" in result else ""
     return f"{result['preprocessing']}, {result['preprocessing_from']}{mirrored}"
@@ -205,7 +180,7 @@ def _images(result: dict[str, Any]) -> str:
 
 def _mistakes(result: dict[str, Any]) -> str:
     """Return the most confident wrong predictions as a table."""
-    mistakes = result["mistakes"][:MISTAKES]
+    mistakes = result.get("mistakes", ())[:MISTAKES]
     if not mistakes:
         return ""
     short = short_paths([mistake["place"] for mistake in mistakes])

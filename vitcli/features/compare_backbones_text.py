@@ -1,7 +1,6 @@
 """The comparison of checkpoints and layers for a terminal, and its figure."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -19,7 +18,7 @@ POOLINGS = ("token", "mean", "both", "head")
 
 def as_text(result: Mapping[str, Any], *, verbose: bool = False) -> str:
     """Return the best of each checkpoint and the choice; with `verbose` accuracy by layer and more, too."""
-    names = short_names([about["ckpt"] for about in result["ckpts"]])
+    names = text.short_names([about["ckpt"] for about in result["ckpts"]])
     if not verbose:
         return f"{_checkpoints(result, names)}\n{_choice(result, names)}"
     parts = [_checkpoints(result, names)]
@@ -28,12 +27,6 @@ def as_text(result: Mapping[str, Any], *, verbose: bool = False) -> str:
         shown = [about for about in shown if about["ckpt"] == result["best"]["ckpt"]]
     parts += [grid for about in shown if (grid := _grid(result, about["ckpt"], names))]
     return "\n".join([*parts, text.pairs(_facts(result, names))])
-
-
-def short_names(ckpts: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each name where that is enough to tell them apart."""
-    last = [Path(ckpt.rstrip("/")).name for ckpt in ckpts]
-    return dict(zip(ckpts, last if len(set(last)) == len(ckpts) else ckpts, strict=True))
 
 
 def _checkpoints(result: Mapping[str, Any], names: Mapping[str, str]) -> str:
@@ -159,7 +152,7 @@ def _advice_text(advice: Mapping[str, Any]) -> str:
 
 def accuracy_by_speed(result: Mapping[str, Any]) -> Figure:
     """Plot the best accuracy of each layer against images per second, and the Pareto front over all."""
-    names = short_names([about["ckpt"] for about in result["ckpts"]])
+    names = text.short_names([about["ckpt"] for about in result["ckpts"]])
     with matplotlib.rc_context(STYLE):
         figure = Figure(layout="constrained", figsize=(5.6, 3.6))
         axes = figure.add_subplot()
