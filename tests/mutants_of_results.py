@@ -17,6 +17,7 @@ OF_RESULTS = {
         "other classes are scored": ("        if unknown or not set", "        if not set"),
     },
     ("vitcli/data/loader.py", "tests/data/test_loader.py"): {
+        "a process that shares no cores has one thread": ("cores or launch.cpu_count()", "cores or 1"),
         "the augmentation forgets its position": ('"augment", position', '"augment", 0'),
         "the augmentation ignores the seed": ("derive_seed(sampler.seed, ", "derive_seed(0, "),
         "a bad image is replaced by itself": (

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vitcli.bench.setup import BenchOptions
 from vitcli.data import columns, decoding
 from vitcli.data.dataset import DataSet
 from vitcli.data.loader import Batch, check_images, default_threads, eval_batches, train_batches
@@ -373,8 +374,11 @@ def test_no_thread_of_the_loader_takes_threads_of_the_network():
     assert torch.get_num_threads() == num_here
 
 
-def test_a_process_has_a_thread_for_each_of_its_cores_up_to_sixteen():
+def test_a_process_has_a_thread_for_each_of_its_cores_up_to_sixteen(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(5)), raising=False)
+
     assert [default_threads(cores) for cores in (1, 12, 128)] == [1, 12, 16]
+    assert default_threads() == BenchOptions().num_workers == 5
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), OSError(116, "Stale file handle")])

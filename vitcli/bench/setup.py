@@ -49,7 +49,7 @@ class BenchOptions:
 
     @property
     def num_workers(self) -> int:
-        return self.workers or loader.default_threads(1)
+        return self.workers or loader.default_threads()
 
 
 @dataclass(eq=False)

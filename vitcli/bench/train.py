@@ -23,9 +23,8 @@ from vitcli.bench.measure import (
     synchronize,
 )
 from vitcli.bench.setup import Benchmark, BenchOptions, check_one_process, machine
-from vitcli.data import loader
 from vitcli.data.dataset import DataSet
-from vitcli.data.loader import Batch
+from vitcli.data.loader import Batch, default_threads
 from vitcli.data.transforms import to_model_range
 from vitcli.distributed.runtime import autocast
 from vitcli.evaluation.setup import settle_pixels, starts_of
@@ -241,6 +240,6 @@ def _about(job: TrainingJob) -> dict[str, Any]:
         "precision": job.runtime.precision,
         "compile": job.options.compile,
         "optimizer": recipe.optimizer.name,
-        "workers": job.options.workers or loader.default_threads(1),
+        "workers": job.options.workers or default_threads(),
         "flops_per_image": limits.training_flops(job.start.arch),
     }

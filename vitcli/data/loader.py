@@ -23,6 +23,7 @@ from vitcli.data.decoding import Jpeg, check, open_image
 from vitcli.data.sampler import ROWS_PER_TASK, TrainSampler, derive_seed, row_ranges
 from vitcli.data.split import Label, ReadRow, Split, check_label
 from vitcli.data.transforms import Preprocessing, TrainTransform
+from vitcli.distributed import launch
 from vitcli.distributed.transfer import single_core_pool
 from vitcli.errors import DataError
 
@@ -60,9 +61,9 @@ class Example:
     skipped: tuple[str, ...] = ()
 
 
-def default_threads(cores: int) -> int:
-    """Return the loader threads of a process with this many cores to itself: one each, at most 16."""
-    return min(16, cores)
+def default_threads(cores: int | None = None) -> int:
+    """Return the loader threads of a process, one for each of its cores, at most 16; None: it shares none."""
+    return min(16, cores or launch.cpu_count())
 
 
 def train_batches(

@@ -108,7 +108,7 @@ def outputs_of_both(
     """
     # A file cannot shrink a JPEG while it is decoded.
     exact = replace(preprocessing, decode="exact")
-    settings = {"batch_size": BATCH_SIZE, "num_threads": loader.default_threads(1)}
+    settings = {"batch_size": BATCH_SIZE, "num_threads": loader.default_threads()}
     batches = loader.eval_batches(split, exact, rank=0, world_size=1, on_bad_image=on_bad_image, **settings)
     of_export = _outputs_of_export(exported, split, exact)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []

@@ -167,7 +167,7 @@ def first_part(
 
 def _trained(recipe: Recipe, split: Split, options: PreviewOptions) -> tuple[list[Shown], list[int]]:
     """Return training images, with the pixels of the first step and those of evaluation, and their size."""
-    threads = options.workers or loader.default_threads(1)
+    threads = options.workers or loader.default_threads()
     about = {"least": options.num_images, "num_threads": threads}
     batch, images_BCHW, weight = first_part(recipe, split, **about)
     labels = [label_text(split, label) for label in batch.labels_B]
