@@ -46,6 +46,7 @@ from vitcli.features.layers import Combination, LayerFeatures, combinations, ext
 from vitcli.features.least_squares import draw_shots
 from vitcli.models.blocks import TOKEN, LayerLayout, layout_of
 from vitcli.recipe.request import RecipeRequest
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import write_weights
 
 # The splits of a task, and how many images of each class are drawn.
@@ -214,7 +215,7 @@ def damaged_copies(args: argparse.Namespace) -> dict[str, str | Path]:
     stated_by = {"redrawn": stated, "normalised": replace(stated, **NORMALISATIONS)}
     for name, state in damaged.items():
         about = {"preprocessing": stated_by[name].as_dict(), "class_names": None, "metadata": {}}
-        write_weights(args.out / "weights" / name, state, weights.architecture, **about)
+        write_weights(args.out / "weights" / name, state, WeightsInfo(weights.architecture, **about))
     return {"whole": args.ckpt, "demo": "demo"} | {name: args.out / "weights" / name for name in damaged}
 
 

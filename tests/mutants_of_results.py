@@ -244,7 +244,7 @@ OF_RESULTS = {
             '{"tanh": "gelu_tanh", "erf": "gelu"}',
             '{"tanh": "gelu", "erf": "gelu_tanh"}',
         ),
-        "the representation layer has no tanh": ('"tanh": nn.Tanh()', '"tanh": nn.Identity()'),
+        "the representation layer has no tanh": ('("tanh", nn.Tanh())', '("tanh", nn.Identity())'),
         "the last layer is not zero": ("nn.init.zeros_(parameter)", "nn.init.ones_(parameter)"),
         "an image size is cut to patches": (
             "    check_image_size(arch)\n    return arch\n",
@@ -259,7 +259,7 @@ OF_RESULTS = {
     },
     ("vitcli/models/features.py", "tests/models/test_features.py"): {
         "pre_logits are dropped": (
-            "head.tanh(head.pre_logits(features_BD)) if isinstance(head, nn.Sequential) else features_BD",
+            "head[:2](features_BD) if isinstance(head, nn.Sequential) else features_BD",
             "features_BD",
         ),
         "the class token counts in the mean": (
@@ -284,8 +284,8 @@ OF_RESULTS = {
             "grid_1ND.unflatten(1, old_grid[::-1])",
         ),
         "patches are resampled with antialias": (
-            '"interpolation": "bilinear", "antialias": False',
-            '"interpolation": "bilinear", "antialias": True',
+            "antialias=is_timms",
+            "antialias=True",
         ),
     },
     # Weights.
@@ -405,7 +405,7 @@ OF_RESULTS = {
             "if not tag or not timm.is_model(name):",
             "if not tag and not timm.is_model(name):",
         ),
-        "the GELU of the paper's weights": ('gelu = "tanh" if is_of_the_paper else "timm"', 'gelu = "timm"'),
+        "the GELU of the paper's weights": ('variant.timm_args, "tanh"', 'variant.timm_args, "timm"'),
         "timm's mean and deviation are exchanged": (
             'list(stored.get("mean") or',
             'list(stored.get("std") or',

@@ -43,8 +43,8 @@ OF_SCORES = {
         ),
         "more are right than answered": ("0 <= right <= answered <= num_images", "0 <= right <= num_images"),
         "statistics without a threshold": (
-            "packed is not None and distance is not None and",
-            "packed is not None and",
+            "is_known = distance is not None and",
+            "is_known =",
         ),
     },
     ("vitcli/features/label_errors.py", "tests/features/test_suspects.py"): {
@@ -410,8 +410,8 @@ OF_SCORES = {
         "tests/evaluation/test_regression.py::test_a_damaged_scale_is_refused",
     ): {
         "a scale may be a thousand times as large": (
-            "abs(n) <= LARGEST_NUMBER",
-            "abs(n) <= 1e3 * LARGEST_NUMBER",
+            "if abs(mean) <= LARGEST_NUMBER and 0 < std <= LARGEST_NUMBER:",
+            "if abs(mean) <= 1e3 * LARGEST_NUMBER and 0 < std <= 1e3 * LARGEST_NUMBER:",
         ),
     },
     (

@@ -87,8 +87,8 @@ OF_TRAINING = {
             "facts_of(after.facts, after)",
         ),
         "the head is refitted on weights that are not delivered": (
-            "            state.average = None\n        if num_layers",
-            "            pass\n        if num_layers",
+            "state.deliver(state.weights)",
+            "state.model.load_state_dict(state.weights)",
         ),
     },
     ("vitcli/training/methods/refit.py", "tests/training/methods/test_layered_refit.py"): {

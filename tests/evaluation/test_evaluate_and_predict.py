@@ -20,6 +20,7 @@ from vitcli.data.transforms import Preprocessing, to_model_range
 from vitcli.evaluation.evaluate import _notes_on_other_images
 from vitcli.models.build import architecture, build
 from vitcli.training.text import as_text
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import write_weights
 
 
@@ -420,7 +421,7 @@ def test_equal_logits_are_the_lower_class_in_predict_as_in_evaluate(photos, tmp_
     arch = architecture("ViT-demo/8", image_size=(16, 16), num_classes=17)  # whose head is zero
     pixels = Preprocessing((16, 16), "square", 1.0, "bilinear", False, (0.5,) * 3, (0.5,) * 3)
     described = {"preprocessing": pixels.as_dict(), "class_names": None, "metadata": {}}
-    write_weights(tmp_path, build(arch, dropout=0.0).state_dict(), arch, **described)
+    write_weights(tmp_path, build(arch, dropout=0.0).state_dict(), WeightsInfo(arch, **described))
 
     predicted = run("predict", photos / "test/red", "--ckpt", tmp_path, "--json", "-q").json
 

@@ -8,6 +8,7 @@ import torch
 from tests.conftest import run
 from vitcli.data.transforms import Preprocessing
 from vitcli.models.build import architecture, build
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import write_weights
 
 
@@ -20,7 +21,7 @@ def overflowing(tmp_path_factory):
     state |= {name: torch.full_like(state[name], 3e38) for name in ("norm.weight", "head.weight")}
     pixels = Preprocessing((16, 16), "square", 1.0, "bilinear", False, (0.5,) * 3, (0.5,) * 3)
     described = {"preprocessing": pixels.as_dict(), "class_names": ("green", "red"), "metadata": {}}
-    write_weights(folder, state, arch, **described)
+    write_weights(folder, state, WeightsInfo(arch, **described))
     return folder
 
 

@@ -34,8 +34,9 @@ from vitcli.training.methods.regression import squared_error, target_of_split
 REGRESSION = ("--set", "objective.loss=regression", "--set", "data.label_column=age")
 
 
-def predictions(targets, values) -> NumberPredictions:
-    return NumberPredictions(np.arange(len(targets)), np.array(targets, float), np.array(values, float))
+def predictions(targets, values, *, mean: float = 0.0, std: float = 1.0) -> NumberPredictions:
+    target, rows_N = RegressionTarget("x", mean, std), np.arange(len(targets))
+    return NumberPredictions(target, rows_N, np.array(targets, float), np.array(values, float))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -43,8 +44,8 @@ def test_errors_are_those_of_scikit_learn(seed):
     rng = np.random.default_rng(seed)
     count, scale = int(rng.integers(2, 300)), 10 ** rng.uniform(-6, 9)
     targets = scale * (rng.normal(size=count) + rng.normal() * 100)
-    numbers = predictions(targets, targets + scale * rng.normal(size=count))
-    metrics = metrics_of(numbers, RegressionTarget("x", 3.0, scale))
+    numbers = predictions(targets, targets + scale * rng.normal(size=count), mean=3.0, std=scale)
+    metrics = metrics_of(numbers)
 
     pair = numbers.targets_N, numbers.values_N
     assert metrics.mae == pytest.approx(sklearn_metrics.mean_absolute_error(*pair), rel=1e-12)
@@ -55,7 +56,7 @@ def test_errors_are_those_of_scikit_learn(seed):
 
 
 def test_equal_numbers_have_no_r2():
-    assert metrics_of(predictions([2, 2], [1, 3]), RegressionTarget("x", 0, 1)).r2 is None
+    assert metrics_of(predictions([2, 2], [1, 3])).r2 is None
     assert "r2" not in intervals_of(predictions([2, 2], [1, 3]))
 
 
@@ -286,15 +287,14 @@ def test_all_numbers_equal_are_refused(ages):
 
 
 def test_a_network_is_compared_with_always_the_mean_of_the_training_images():
-    targets_N = np.array([30.0, 40.0])  # their own mean would be wrong by 5
-    predictions = NumberPredictions(np.arange(2), targets_N, targets_N)
+    numbers = predictions([30.0, 40.0], [30.0, 40.0], mean=20.0, std=4.0)  # their own is wrong by 5
 
-    assert details_of(predictions, RegressionTarget("age", mean=20.0, std=4.0))["mae_of_mean"] == 15.0
+    assert details_of(numbers)["mae_of_mean"] == 15.0
 
 
 def test_the_file_of_predicted_numbers_has_them_as_they_are_in_order(tmp_path):
     targets, values = np.array([0.1, 1e9 + 0.25, -3.0]), np.array([1 / 3, 2.0**-40, -2.5])
-    predictions = NumberPredictions(np.array([0, 2, 5]), targets, values)
+    predictions = NumberPredictions(RegressionTarget("x", 0, 1), np.array([0, 2, 5]), targets, values)
     path = tmp_path / "n.parquet"
 
     write_numbers(str(path), predictions, np.array([7, 9, 12]), ["a", "b", "c"], {"target": "age"})

@@ -23,6 +23,7 @@ from vitcli.models.build import build
 from vitcli.models.features import outputs
 from vitcli.models.variants import vit_args
 from vitcli.weights import formats, onnx
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import read_weights, write_weights
 from vitcli.weights.load import load
 
@@ -68,7 +69,7 @@ def to_export(tmp_path, photos):
             "interpolation": "bilinear", "mean": [0.5, 0.4, 0.3], "std": [0.5, 0.6, 0.7], "decoder": "any",
         }  # fmt: skip
         about = dict(preprocessing=preprocessing, class_names=NAMES, metadata={"dev_cut": None})
-        write_weights(folder, model.state_dict(), arch, **about)
+        write_weights(folder, model.state_dict(), WeightsInfo(arch, **about))
         return exported(folder, tmp_path / out, **({"images": [str(photos / "test")]} | changes)), model
 
     return go
@@ -587,7 +588,11 @@ def test_the_result_notes_that_a_head_of_zeros_proves_little(tmp_path):
     arch = vit()
     state = build(arch, dropout=0.0).state_dict()
     preprocessing = formats.read_weights("demo").preprocessing | {"image_size": [32, 32]}
-    write_weights(tmp_path / "ckpt", state, arch, preprocessing=preprocessing, class_names=None, metadata={})
+    write_weights(
+        tmp_path / "ckpt",
+        state,
+        WeightsInfo(arch, preprocessing=preprocessing, class_names=None, metadata={}),
+    )
     result = exported(tmp_path / "ckpt", tmp_path / "out")
 
     assert (result["max_rel_difference"], len(result["notes"])) == (0.0, 1)

@@ -26,6 +26,7 @@ from vitcli.export import export as exports
 from vitcli.export.comparison import highest_drop
 from vitcli.export.golden import write_golden
 from vitcli.weights import formats, onnx
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import read_weights, write_weights_file
 from vitcli.weights.locate import DEMO_FOLDER
 
@@ -49,7 +50,7 @@ def write_exported(folder):
         name: t for name, t in demo.state.items() if name.startswith("blocks.0.") or "blocks" not in name
     }
     about = {"preprocessing": demo.preprocessing, "class_names": demo.class_names, "metadata": {}}
-    write_weights_file(folder / SHALLOW, state, arch, **about)
+    write_weights_file(folder / SHALLOW, state, WeightsInfo(arch, **about))
     gate = ("--gate", "demo:pretrain", "--split", "test[:60]", "--max-drop", 5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparison, "ENOUGH_S", 0.0)

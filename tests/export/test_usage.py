@@ -11,6 +11,7 @@ from PIL import Image
 from tests.export.test_export import GAP, NAMES, SIZE, bit, distance, hybrid, images, network, vit
 from vitcli.export.model_card import BEGIN, END, HERE, how_to_load, on_the_hub, replace_section
 from vitcli.models.architecture import Architecture
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.formats import caveats
 from vitcli.weights.io import write_weights
 
@@ -23,7 +24,7 @@ def folder_of(arch: Architecture, folder: Path) -> torch.nn.Module:
     }  # fmt: skip
     names = NAMES if arch.num_classes else None
     state, about = model.state_dict(), {"preprocessing": preprocessing, "class_names": names, "metadata": {}}
-    write_weights(folder, state, arch, **about)
+    write_weights(folder, state, WeightsInfo(arch, **about))
     Image.new("RGB", (40, 30), (200, 40, 40)).save(folder / "image.jpg")
     return model
 

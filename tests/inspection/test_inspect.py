@@ -27,6 +27,7 @@ from vitcli.inspection.inspect import InspectRequest, at_size_of, open_images
 from vitcli.inspection.text import as_text, caption
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.recipe.request import RecipeRequest
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import read_weights, write_weights
 from vitcli.weights.load import load
 
@@ -43,7 +44,9 @@ def stored(folder: Path, name: str = "ViT-Ti/16", size: tuple[int, int] = (32, 4
     pixels = Preprocessing(size, "square", 1.0, "bilinear", False, (0.5,) * 3, (0.5,) * 3)
     state = build(arch, dropout=0.0).state_dict()
     write_weights(
-        folder, state, arch, preprocessing=pixels.as_dict(), class_names=("green", "red"), metadata={}
+        folder,
+        state,
+        WeightsInfo(arch, preprocessing=pixels.as_dict(), class_names=("green", "red"), metadata={}),
     )
     return folder
 

@@ -11,6 +11,7 @@ from vitcli.models import blocks, features, flops
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.models.layered_head import can_read_layers, columns_of_token, with_layered_head
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.formats import check_supported
 from vitcli.weights.io import read_weights, write_weights_file
 from vitcli.weights.load import load
@@ -97,7 +98,7 @@ def test_other_features_are_those_of_the_ordinary_network(plain, layered):
 def test_a_file_brings_the_network_back(layered, tmp_path):
     file = tmp_path / "model.safetensors"
     about = {"preprocessing": None, "class_names": None, "metadata": {}}
-    write_weights_file(file, layered.state_dict(), LAYERED, **about)
+    write_weights_file(file, layered.state_dict(), WeightsInfo(LAYERED, **about))
     model, arch, _ = load(read_weights(str(file)))
 
     assert arch == LAYERED

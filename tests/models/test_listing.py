@@ -102,7 +102,7 @@ def test_the_formula_and_the_counted_network_agree():
         options=TransformerOptions(posemb="1d", posemb_at="every_layer_shared"),
     )
 
-    assert not counted.is_plain
+    assert counted.plain_variant is None
     assert (num_params(counted), forward_macs(counted)) == (num_params(plain), forward_macs(plain))
 
 

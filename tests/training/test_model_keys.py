@@ -12,6 +12,7 @@ from vitcli.evaluation.setup import settle_pixels
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.models.pos_embed import resample_posemb
 from vitcli.training import finetune, pretrain
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import write_weights
 
 PREPROCESSING = {
@@ -144,7 +145,9 @@ def test_masked_patches_get_their_own_head(started):
 def test_a_checkpoints_position_embedding_is_resampled_as_the_recipe_says(started, tmp_path):
     arch = architecture("ViT-demo/8", image_size=(64, 48), num_classes=3)
     state = {name: torch.randn_like(t) for name, t in build(arch, dropout=0.0).state_dict().items()}
-    write_weights(tmp_path, state, arch, preprocessing=PREPROCESSING, class_names=None, metadata={})
+    write_weights(
+        tmp_path, state, WeightsInfo(arch, preprocessing=PREPROCESSING, class_names=None, metadata={})
+    )
     for method in ("paper", "timm"):
         words = (f"model.ckpt={tmp_path}", f"model.posemb_resample={method}", "model.gelu=erf")
         start = started("finetune", *words, "model.dropout=0.3")
@@ -177,7 +180,9 @@ def test_evaluation_takes_the_recipes_gelu_and_resampling(photos, tmp_path):
     )
     torch.manual_seed(0)
     state = {name: torch.randn_like(t) * 0.3 for name, t in build(arch, dropout=0.0).state_dict().items()}
-    write_weights(tmp_path, state, arch, preprocessing=PREPROCESSING, class_names=None, metadata={})
+    write_weights(
+        tmp_path, state, WeightsInfo(arch, preprocessing=PREPROCESSING, class_names=None, metadata={})
+    )
     words = ("evaluate", "--ckpt", tmp_path, "--dataset", photos, "--res", "48", "--json", "--quiet")
     scores = [
         run(*words, *more).json["loss"]
@@ -190,7 +195,9 @@ def test_evaluation_takes_the_recipes_gelu_and_resampling(photos, tmp_path):
 def test_weights_without_a_head_name_no_class(photos, tmp_path):
     arch = architecture("ViT-demo/8", image_size=(32, 32), num_classes=0)
     state = build(arch, dropout=0.0).state_dict()
-    write_weights(tmp_path, state, arch, preprocessing=PREPROCESSING, class_names=None, metadata={})
+    write_weights(
+        tmp_path, state, WeightsInfo(arch, preprocessing=PREPROCESSING, class_names=None, metadata={})
+    )
     for words in (("predict", str(photos / "test")), ("evaluate", "--dataset", str(photos))):
         outcome = run(*words, "--ckpt", tmp_path, "--quiet")
         assert outcome.code in (3, 4) and outcome.out == ""

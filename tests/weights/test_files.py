@@ -15,6 +15,7 @@ from vitcli.errors import MachineError, WeightsError
 from vitcli.models.build import architecture, build
 from vitcli.output.atomic import replace_file
 from vitcli.weights import locate
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.files import write_safetensors
 from vitcli.weights.io import read_weights, write_weights
 
@@ -36,7 +37,9 @@ def state() -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def folder(tmp_path, state) -> Path:
-    write_weights(tmp_path, state, ARCH, preprocessing=PREPROCESSING, class_names=None, metadata={})
+    write_weights(
+        tmp_path, state, WeightsInfo(ARCH, preprocessing=PREPROCESSING, class_names=None, metadata={})
+    )
     return tmp_path
 
 
@@ -276,7 +279,9 @@ def test_a_header_of_a_million_tensors_is_refused(tmp_path):
 
 def test_every_changed_bit_of_numbers_or_metadata_of_our_files_is_noticed(tmp_path, state):
     file, rng = tmp_path / "model.safetensors", random.Random(0)
-    write_weights(tmp_path, state, ARCH, preprocessing=PREPROCESSING, class_names=None, metadata={})
+    write_weights(
+        tmp_path, state, WeightsInfo(ARCH, preprocessing=PREPROCESSING, class_names=None, metadata={})
+    )
     whole = file.read_bytes()
     begin = 8 + int.from_bytes(whole[:8], "little")
     assert read_weights(str(file)).state

@@ -14,6 +14,7 @@ from vitcli.errors import WeightsError
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, build
 from vitcli.models.variants import vit_args
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.files import write_npz
 from vitcli.weights.imagenet import class_names, subset_of
 from vitcli.weights.io import read_weights, write_weights
@@ -97,14 +98,14 @@ def test_stored_names_come_first_and_matching_by_name_knows_no_others(tmp_path):
         read_weights(broken)
     # A copy in our format knows it too
     write_weights(
-        tmp_path / "c", weights.state, weights.architecture, class_names=None,
-        preprocessing=weights.preprocessing, metadata=weights.metadata,
+        tmp_path / "c", weights.state, WeightsInfo(weights.architecture, class_names=None,
+        preprocessing=weights.preprocessing, metadata=weights.metadata),
     )  # fmt: skip
     assert read_weights(str(tmp_path / "c")).imagenet == "imagenet-1k"
     # A run of one's own with 1,000 classes does not
     write_weights(
-        tmp_path / "d", weights.state, weights.architecture, class_names=None,
-        preprocessing=weights.preprocessing, metadata={},
+        tmp_path / "d", weights.state, WeightsInfo(weights.architecture, class_names=None,
+        preprocessing=weights.preprocessing, metadata={}),
     )  # fmt: skip
     assert read_weights(str(tmp_path / "d")).readable_class_names[324] == "class 324"
 

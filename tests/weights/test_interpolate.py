@@ -11,6 +11,7 @@ from tests.conftest import SHARED, run
 from vitcli import load_model
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.models.pos_embed import resample_posemb, similarity_at_landmarks
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.interpolate import _geometry
 from vitcli.weights.io import read_weights, write_weights
 
@@ -29,10 +30,12 @@ def checkpoint(tmp_path):
         write_weights(
             tmp_path / "run",
             state,
-            arch,
-            preprocessing=preprocessing,
-            class_names=tuple("abcde"),
-            metadata={"top1": 0.5, "top5": 0.9, "loss": 1.5, "steps": 7},
+            WeightsInfo(
+                arch,
+                preprocessing=preprocessing,
+                class_names=tuple("abcde"),
+                metadata={"top1": 0.5, "top5": 0.9, "loss": 1.5, "steps": 7},
+            ),
         )
         return tmp_path / "run"
 
@@ -201,10 +204,8 @@ def test_what_cannot_be_done_is_refused_and_nothing_is_written(
 )
 def test_networks_that_have_nothing_to_resample_are_refused(tmp_path, name, options, arguments, words):
     arch = architecture(name, image_size=(32, 32), num_classes=2, options=TransformerOptions(**options))
-    write_weights(
-        tmp_path, build(arch, dropout=0.0).state_dict(), arch, preprocessing=PREPROCESSING, class_names=None,
-        metadata={},
-    )  # fmt: skip
+    description = WeightsInfo(arch, PREPROCESSING, class_names=None, metadata={})
+    write_weights(tmp_path, build(arch, dropout=0.0).state_dict(), description)
     outcome = run("interpolate-posemb", str(tmp_path), str(tmp_path / "out.safetensors"), *arguments)
 
     assert outcome.code in (2, 4) and words in outcome.err
@@ -227,7 +228,7 @@ def test_the_similarity_is_that_of_the_table_that_suffers_most(tmp_path):
         "class_names": None,
         "metadata": {},
     }
-    write_weights(tmp_path, model.state_dict(), arch, **described)
+    write_weights(tmp_path, model.state_dict(), WeightsInfo(arch, **described))
     out = tmp_path / "out.safetensors"
     result = run("interpolate-posemb", str(tmp_path), str(out), "--res", "64", "--json").json
 

@@ -19,6 +19,7 @@ from vitcli.data.transforms import Preprocessing
 from vitcli.errors import MachineError, NotFiniteError, VitError, WeightsError
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import TransformerOptions, architecture, build, expected_tensors
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import Weights, read_weights, write_weights, write_weights_file
 from vitcli.weights.load import load, load_into, load_with_head
 
@@ -59,7 +60,7 @@ def demo(*, image_size=(32, 48), num_classes=5, **options):
 def write(folder: Path, arch, state=None, **changes) -> dict[str, torch.Tensor]:
     state = network(arch).state_dict() if state is None else state
     stored = {"preprocessing": PREPROCESSING, "class_names": None, "metadata": {"step": 7}} | changes
-    write_weights(folder, state, arch, **stored)
+    write_weights(folder, state, WeightsInfo(arch, **stored))
     return state
 
 
@@ -121,8 +122,9 @@ def test_timm_refuses_a_representation_layer_rather_than_to_drop_it(tmp_path):
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_weights_of_another_format_are_refused_by_its_number(tmp_path, monkeypatch, alone):
-    monkeypatch.setattr("vitcli.weights.io.FORMAT", 2)
-    write(tmp_path, demo())
+    with monkeypatch.context() as later:
+        later.setattr("vitcli.weights.describe.FORMAT", 2)
+        write(tmp_path, demo())
     if alone:
         (tmp_path / "config.json").unlink()
 
@@ -462,8 +464,8 @@ def test_weights_of_another_network_than_the_one_named_have_their_own_name(tmp_p
 @pytest.mark.parametrize("suffix", ["safetensors", "pth", "npz"])
 def test_memory_that_runs_out_is_not_the_fault_of_the_file(suffix, tmp_path, monkeypatch):
     path = tmp_path / f"w.{suffix}"
-    write_weights_file(tmp_path / "w.safetensors", network(demo()).state_dict(), demo(), preprocessing=None,
-                       class_names=None, metadata={})  # fmt: skip
+    description = WeightsInfo(demo(), preprocessing=None, class_names=None, metadata={})
+    write_weights_file(tmp_path / "w.safetensors", network(demo()).state_dict(), description)
     torch.save(network(demo()).state_dict(), tmp_path / "w.pth")
     np.savez(tmp_path / "w.npz", a=np.zeros(3))
 

@@ -16,6 +16,7 @@ from tests.conftest import SHARED, run
 from tests.weights.test_jax import CLASSES, GRID, HIDDEN, PATCH, official_arrays
 from vitcli.errors import VitError, WeightsError
 from vitcli.models.build import architecture, build
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.diagnose import find_non_finite, mismatches
 from vitcli.weights.io import read_weights, write_weights
 from vitcli.weights.summary import as_text, summarise
@@ -184,7 +185,7 @@ def test_a_timm_folder_is_described_with_its_preprocessing_and_its_tag(tmp_path)
 def test_a_run_is_described_with_all_its_metadata_also_from_the_file_alone(tmp_path, state, alone):
     metadata = {"trained_by": "finetune", "from": "demo", "steps": 7, "top1": 0.9756, "averaged": True}
     stored = {"preprocessing": PREPROCESSING, "class_names": tuple("abcde"), "metadata": metadata}
-    write_weights(tmp_path, state, ARCH, **stored)
+    write_weights(tmp_path, state, WeightsInfo(ARCH, **stored))
     if alone:
         (tmp_path / "config.json").unlink()
     result = summary(tmp_path / "model.safetensors" if alone else tmp_path)

@@ -101,7 +101,7 @@ def read_class_map(name: str, shipped: Mapping[str, Path]) -> ClassMap:
     """
     path = recipe.find_file(name, shipped, noun="class map", where="--classes")
     table, problems = validate(_File, recipe.read_toml(path), noun="a class map", see=SEE, file=str(path))
-    if problems:
+    if table is None:
         raise report(problems, f"class map {name}", see=SEE)
     return ClassMap(name, path, table.classes)
 

@@ -27,9 +27,9 @@ def compare(a_path: str, b_path: str) -> dict[str, Any]:
     difference = _difference(a, b)
     if difference:
         where = f"{a.path} and {b.path}"
-        names = [file.about.get("dataset") for file in (a, b)]
-        if all(names) and Path(names[0]).name != Path(names[1]).name:
-            message = f"the two files are of different data sets, {names[0]} and {names[1]}"
+        of_a, of_b = (file.about.get("dataset") for file in (a, b))
+        if of_a and of_b and Path(of_a).name != Path(of_b).name:
+            message = f"the two files are of different data sets, {of_a} and {of_b}"
             raise DataError(message, where=where, fix=fix)
         raise DataError(
             f"the two files have different {difference}", where=where, fix=_common_images(a, b) or fix

@@ -46,7 +46,7 @@ def findings(
     counts_K = np.bincount(predictions.labels, minlength=num_classes)
     right_K = np.bincount(predictions.labels, weights=~wrong, minlength=num_classes)
     majority = int(train_counts_K.argmax())
-    imperfect = [k for k in np.flatnonzero(counts_K) if right_K[k] < counts_K[k]]
+    imperfect = [k for k in np.flatnonzero(counts_K).tolist() if right_K[k] < counts_K[k]]
     worst = sorted(imperfect, key=lambda k: (right_K[k] / counts_K[k], -counts_K[k]))[:SHOWN]
     pairs = sorted(zip(*confusion(predictions, num_classes), strict=True), key=lambda pair: -pair[2])
     confused = [pair for pair in pairs if pair[0] != pair[1]][:SHOWN]

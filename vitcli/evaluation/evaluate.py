@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from vitcli.data import classes as data_classes
 from vitcli.data import dataset
@@ -105,12 +104,15 @@ class EvaluateOptions:
 
 @dataclass(frozen=True)
 class EvalTask:
-    """A checkpoint and the split to score it on.
+    """A checkpoint and the split to score it on; all but the weights themselves.
 
     Attributes:
         split: its labels are numbered in the order of the classes that compete.
         source_rows: row of the opened split for each row of `split`.
         fingerprint: of `split`, before its labels were renumbered.
+        variants: the preprocessing of each pass; `reported` is the one nearest to the weights' resolution.
+        preprocessing_from: their origin, in words.
+        class_names: a unique name of each class that competes; () of weights that predict a number.
         is_mapped: whether labels were renumbered to the checkpoint's order by their names.
         absent_classes: those of the checkpoint that the data do not have.
         projection: logits to those of a class map.
@@ -122,9 +124,14 @@ class EvalTask:
 
     request: RecipeRequest
     recipe: Recipe
+    options: EvaluateOptions
     split: Split
     source_rows: np.ndarray
     fingerprint: str
+    variants: list[Preprocessing]
+    reported: Preprocessing
+    preprocessing_from: str
+    class_names: tuple[str, ...] = ()
     is_mapped: bool = False
     absent_classes: list[str] = field(default_factory=list)
     real: RealLabels | None = None
@@ -170,7 +177,7 @@ def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: R
                 what = f"{task.recipe.model.ckpt} on {task.recipe.data.dataset}"
                 settings.progress.note(f"{number} of {len(tasks)}: {what}")
             weights = _read_once(task.recipe, cache, quiet=True)
-            results.append(score(task, weights, options, settings, images))
+            results.append(score(task, weights, settings, images))
         summary = results[0].summary
         if len(results) > 1:
             evaluations = [result.summary for result in results]
@@ -234,7 +241,7 @@ def _check(options: EvaluateOptions, run: RunSettings, *, num_evaluations: int) 
 
 def _read_once(recipe: Recipe, cache: dict[str, Weights], *, quiet: bool) -> Weights:
     """Return the checkpoint of a recipe; only the last one read stays in memory."""
-    name = recipe.model.ckpt
+    name = recipe.model.ckpt or ""
     if name not in cache:
         cache.clear()
         cache[name] = read_checkpoint(recipe, quiet=quiet)
@@ -251,57 +258,43 @@ def _open_task(
 ) -> EvalTask:
     """Open the split of an evaluation and number its labels in the order of the classes that compete."""
     # Impossible resolutions are refused before the data set is opened.
-    arch = weights.architecture
+    arch, ckpt = weights.architecture, weights.source
     for side in options.sides:
         check_image_size(replace(arch, image_size=(side, side)))
     target, task = target_of(weights.metadata), task_of(weights.metadata, arch.num_classes)
     for option, is_given in (("--classes", options.classes), ("--real", options.real)):
         if is_given:
-            check_supports(option, task, name=recipe.model.ckpt, kind=VitError)
+            check_supports(option, task, name=ckpt, kind=VitError)
     opened = open_eval_split(recipe, options.split, weights)
+    has_several = target is None and Task.MULTILABEL in (task, opened.task)
+    check_apply(options.asserted, Task.MULTILABEL if has_several else task)
+    pixels = _preprocessings(weights, recipe, request, options.sides)
+    rows, fingerprint = np.arange(len(opened)), opened.fingerprint
+    unmatched = EvalTask(request, recipe, options, opened, rows, fingerprint, *pixels, target=target)
     if target:
-        check_apply(options.asserted, task)
-        return EvalTask(request, recipe, opened, np.arange(len(opened)), opened.fingerprint, target=target)
+        return unmatched
 
-    check_apply(options.asserted, Task.MULTILABEL if Task.MULTILABEL in (task, opened.task) else task)
-
-    # With a class map: only the mapped classes, and logits projected to them.
     if label_map is not None:
-        split, projection, rows = class_map.apply_class_map(
-            opened,
-            label_map,
-            ckpt_classes=weights.class_names,
-            num_classes=arch.num_classes,
-            all_compete=options.all_compete,
-        )
-        map_summary = {
-            "class_map": label_map.name,
-            "competing_classes": "all" if options.all_compete else "of the map",
-            "num_outside_map": len(opened) - len(rows),
-        }
-        return EvalTask(
-            request, recipe, split, rows, split.fingerprint, projection=projection, map_summary=map_summary
-        )
+        return _with_class_map(unmatched, label_map, weights)
 
-    # Without: all classes, in the checkpoint's order, for the ReaL labels too.
+    # All classes, in the checkpoint's order, for the ReaL labels too.
     opened = data_classes.spelled_as(opened, weights.class_names)
     opened = opened.with_label_lists() if task is Task.MULTILABEL else opened
     split, is_mapped = data_classes.match_class_names(
-        opened, weights.class_names, num_classes=arch.num_classes, ckpt=recipe.model.ckpt
+        opened, weights.class_names, num_classes=arch.num_classes, ckpt=ckpt
     )
     real = None
-    if real_lists is not None:
+    if real_lists is not None and options.real:
         order = {name: number for number, name in enumerate(split.class_names or ())}
-        number_of = [order.get(name, -1) for name in opened.class_names] if is_mapped else None
+        number_of = [order.get(name, -1) for name in opened.class_names or ()] if is_mapped else None
         real = real_labels.labels_of_split(
             opened, real_lists, number_of, path=options.real, column=options.real_index
         )
-    return EvalTask(
-        request,
-        recipe,
-        split,
-        source_rows=np.arange(len(opened)),
+    return replace(
+        unmatched,
+        split=split,
         fingerprint=opened.fingerprint,
+        class_names=unique_names(split.class_names or weights.readable_class_names),
         is_mapped=is_mapped,
         absent_classes=data_classes.absent_classes(opened, weights.class_names),
         real=real,
@@ -310,44 +303,83 @@ def _open_task(
     )
 
 
-def score(
-    task: EvalTask, weights: Weights, options: EvaluateOptions, settings: EvalSettings, images: ImageCache
-) -> EvalResult:
+def _with_class_map(task: EvalTask, label_map: ClassMap, weights: Weights) -> EvalTask:
+    """Return the task on the mapped classes alone, with logits projected to them."""
+    all_compete, stored = task.options.all_compete, weights.readable_class_names
+    split, projection, rows = class_map.apply_class_map(
+        task.split,
+        label_map,
+        ckpt_classes=weights.class_names,
+        num_classes=weights.architecture.num_classes,
+        all_compete=all_compete,
+    )
+    names = list(split.class_names or stored)
+    if all_compete:
+        names += [f"{stored[number]} (outside the map)" for number in projection.outside]
+    return replace(
+        task,
+        split=split,
+        source_rows=rows,
+        fingerprint=split.fingerprint,
+        class_names=unique_names(names),
+        projection=projection,
+        map_summary={
+            "class_map": label_map.name,
+            "competing_classes": "all" if all_compete else "of the map",
+            "num_outside_map": len(task.split) - len(rows),
+        },
+    )
+
+
+def score(task: EvalTask, weights: Weights, settings: EvalSettings, images: ImageCache) -> EvalResult:
     """Run a pass at each resolution, with kept images; report the one nearest to the weights' own."""
-    variants, reported, origin = _preprocessings(task, weights, options.sides)
-    _note_pass(task, weights, reported, origin, settings.progress, num_sizes=len(options.sides))
-    task = _with_cached_images(task, images, variants, settings.progress)
+    options, reported, progress = task.options, task.reported, settings.progress
+    # What is scored on which images; with --verbose with which pixels.
+    name, sizes = weights.architecture.name, f"; {len(options.sides)} sizes of --res" if options.sides else ""
+    progress.note_once(f"{name} on {task.split.name}, at {size_text(reported.resolution)} px{sizes}")
+    progress.detail(
+        f"{name} (activation: {weights.numerics}): {reported.summary()}, {task.preprocessing_from}"
+    )
+    if left_out := task.split.left_out.count_text():
+        progress.note_once(f"left out: {left_out}")
+    for line in task.split.lines:
+        progress.detail(line)
+    task = _with_cached_images(task, images, progress)
 
     # One pass per resolution.
     curve = []
-    for variant in variants:
+    for variant in task.variants:
         # Notes about the loaded tensors are the same at every resolution: print them once.
-        progress = settings.progress if variant is reported else Progress(quiet=True)
-        of_variant, pass_summary = _run_pass(task, weights, variant, options, settings, progress)
-        scores = _scores(of_variant, task.target)
-        curve.append(ResolutionScore.written({"resolution": variant.resolution, **scores}))
+        loading = progress if variant is reported else Progress(quiet=True)
+        of_variant, pass_summary = _run_pass(task, weights, variant, settings, loading)
+        curve.append(ResolutionScore.written({"resolution": variant.resolution, **_scores(of_variant)}))
         if variant is reported:
             predictions, of_pass = of_variant, pass_summary
 
     # The result: checkpoint and data, how they were evaluated, and what follows from the predictions.
-    class_names = () if task.target else _class_names(task, weights)
     places = mistakes.places_of(task.split, predictions.rows_N)
     summary = {
         "command": "evaluate",
-        "ckpt": task.recipe.model.ckpt,
+        "ckpt": weights.source,
         "model": of_pass.pop("model"),
         "numerics": weights.numerics,
-        **_data_facts(task),
-        "num_classes": len(class_names),
+        "dataset": task.recipe.data.dataset,
+        "eval_split": task.split.name,
+        "eval_fingerprint": task.fingerprint,
+        "classes_mapped_by_name": task.is_mapped,
+        "absent_classes": task.absent_classes,
+        **task.split.left_out.summary(),
+        "notes": list(task.split.notes),
+        "num_classes": len(task.class_names),
         "resolution": reported.resolution,
         "preprocessing": reported.summary(),
-        "preprocessing_from": origin,
-        **_scores(predictions, task.target),
+        "preprocessing_from": task.preprocessing_from,
+        **_scores(predictions),
         "num_eval_examples": len(predictions),
         **of_pass,
         "precision": settings.precision,
         "num_processes": settings.runtime.world_size,
-        **_details(task, predictions, class_names, places),
+        **_details(task, predictions, places),
     }
     if options.mirrored:
         summary["tta"] = "mirror"
@@ -357,68 +389,26 @@ def score(
         summary["assertions"] = [assertion.outcome(summary) for assertion in options.asserted]
     summary["asked"] = options.result_key(task.request, task.split)
     Evaluation.written(summary)
-    return EvalResult(
-        summary=summary,
-        predictions=predictions,
-        split=task.split,
-        source_rows=task.source_rows,
-        class_names=class_names,
-        places=places,
-        preprocessing=reported,
-        trained_side=weights.architecture.image_size[0],
-    )
+    return EvalResult(task, summary, predictions, places, weights.architecture.image_size[0])
 
 
-def _note_pass(
-    task: EvalTask,
-    weights: Weights,
-    reported: Preprocessing,
-    origin: str,
-    progress: Progress,
-    *,
-    num_sizes: int,
-) -> None:
-    """Say what is scored on which images, with --verbose with which pixels."""
-    name, sizes = weights.architecture.name, f"; {num_sizes} sizes of --res" if num_sizes else ""
-    progress.note_once(f"{name} on {task.split.name}, at {size_text(reported.resolution)} px{sizes}")
-    progress.detail(f"{name} (activation: {weights.numerics}): {reported.summary()}, {origin}")
-    if left_out := task.split.left_out.count_text():
-        progress.note_once(f"left out: {left_out}")
-    for line in task.split.lines:
-        progress.detail(line)
-
-
-def _with_cached_images(
-    task: EvalTask, images: ImageCache, variants: Sequence[Preprocessing], progress: Progress
-) -> EvalTask:
+def _with_cached_images(task: EvalTask, images: ImageCache, progress: Progress) -> EvalTask:
     """Return the task with images that are kept for the passes of other checkpoints and resolutions."""
     split = task.split
-    if len(variants) > 1:
-        split = images.attach(split, visits=len(variants))
-    for variant in variants:
+    if len(task.variants) > 1:
+        split = images.attach(split, visits=len(task.variants))
+    for variant in task.variants:
         split = images.attach(split, visits=1, preprocessing=variant)
     if line := images.line():
         progress.detail(line)
     return replace(task, split=split)
 
 
-def _data_facts(task: EvalTask) -> dict[str, Any]:
-    return {
-        "dataset": task.recipe.data.dataset,
-        "eval_split": task.split.name,
-        "eval_fingerprint": task.fingerprint,
-        "classes_mapped_by_name": task.is_mapped,
-        "absent_classes": task.absent_classes,
-        **task.split.left_out.summary(),
-        "notes": list(task.split.notes),
-    }
-
-
 def _preprocessings(
-    task: EvalTask, weights: Weights, sides: Sequence[int]
+    weights: Weights, recipe: Recipe, request: RecipeRequest, sides: Sequence[int]
 ) -> tuple[list[Preprocessing], Preprocessing, str]:
     """Return the preprocessing of each pass, the one nearest to the weights' resolution, and its origin."""
-    base, origin = preprocessing_for(weights, task.recipe, task.request)
+    base, origin = preprocessing_for(weights, recipe, request)
     variants = [replace(base, image_size=(side, side)) for side in sides] or [base]
     trained_side = weights.architecture.image_size[0]
     reported = min(variants, key=lambda variant: abs(variant.image_size[0] - trained_side))
@@ -430,14 +420,14 @@ def _run_pass(
     task: EvalTask,
     weights: Weights,
     preprocessing: Preprocessing,
-    options: EvaluateOptions,
     settings: EvalSettings,
     loading_progress: Progress,
 ) -> tuple[Predictions | NumberPredictions, dict[str, Any]]:
     """Predict the split at one resolution; also return the pass's model, speed and skipped images."""
     size, posemb_method = preprocessing.image_size, task.recipe.model.posemb_resample
     model, arch = load_for_inference(weights, size, posemb_method, settings.device, loading_progress)
-    started_at = time.perf_counter()
+    started_at, is_mirrored = time.perf_counter(), task.options.mirrored
+    predictions: Predictions | NumberPredictions
     if task.target:
         predictions, skipped = regression.predict_numbers(
             model,
@@ -445,7 +435,7 @@ def _run_pass(
             preprocessing,
             settings,
             target=task.target,
-            is_mirrored=options.mirrored,
+            is_mirrored=is_mirrored,
         )
     else:
         num_classes = task.projection.width if task.projection else arch.num_classes
@@ -457,7 +447,7 @@ def _run_pass(
             settings,
             num_classes=num_classes,
             project=task.projection,
-            mean=mean if options.mirrored else None,
+            mean=mean if is_mirrored else None,
         )
     skipped = sorted(settings.runtime.union(set(skipped)))
     elapsed_s = time.perf_counter() - started_at
@@ -470,13 +460,11 @@ def _run_pass(
     }
 
 
-def _scores(
-    predictions: Predictions | NumberPredictions, target: RegressionTarget | None
-) -> dict[str, float | None]:
+def _scores(predictions: Predictions | NumberPredictions) -> dict[str, float | None]:
     """Return accuracies and loss, or the errors of predicted numbers."""
-    if target:
-        return regression.scores_of(predictions, target)
-    totals = metrics.metrics_of(torch.from_numpy(predictions.ranks_N), torch.from_numpy(predictions.losses_N))
+    if isinstance(predictions, NumberPredictions):
+        return regression.scores_of(predictions)
+    totals = metrics.metrics_of(predictions.ranks_N, predictions.losses_N)
     return {"top1": totals.top1, "top5": totals.top5, "loss": totals.loss}
 
 
@@ -489,15 +477,12 @@ def _of_classes(predictions: Predictions, class_names: tuple[str, ...]) -> dict[
 
 
 def _details(
-    task: EvalTask,
-    predictions: Predictions | NumberPredictions,
-    class_names: tuple[str, ...],
-    places: list[str],
+    task: EvalTask, predictions: Predictions | NumberPredictions, places: list[str]
 ) -> dict[str, Any]:
     """Return what follows from the predictions besides the scores."""
-    if task.target:
-        return regression.details_of(predictions, task.target)
-    of_several = {}
+    if isinstance(predictions, NumberPredictions):
+        return regression.details_of(predictions)
+    of_several, class_names = {}, task.class_names
     if predictions.logits_NK is not None and task.projection is None:
         of_several = multilabel.results_of(
             predictions, task.thresholds, class_names, fingerprint=task.fingerprint
@@ -539,13 +524,3 @@ def _statistics(task: EvalTask, predictions: Predictions) -> dict[str, Any]:
         "reliability": reliability.as_json(),
         "intervals": intervals,
     }
-
-
-def _class_names(task: EvalTask, weights: Weights) -> tuple[str, ...]:
-    """Return a unique name for each class that competes."""
-    projection = task.projection
-    stored = weights.readable_class_names
-    names = list(task.split.class_names or stored)
-    if projection and projection.all_compete:
-        names += [f"{stored[number]} (outside the map)" for number in projection.outside]
-    return unique_names(names)

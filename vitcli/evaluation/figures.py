@@ -140,8 +140,8 @@ def mistakes_grid(images: Sequence[np.ndarray], mistakes: Sequence[Mapping[str, 
     height, width = images[0].shape[:2]
     size = (1.75 * across, (1.75 * height / width + 0.48) * down)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        figure.get_layout_engine().set(h_pad=0.02, hspace=0.01)
+        figure = Figure(figsize=size)
+        figure.set_layout_engine("constrained", h_pad=0.02, hspace=0.01)
         grid = figure.subplots(down, across, squeeze=False)
         for axes in grid.flat:
             axes.set_axis_off()
@@ -182,7 +182,7 @@ def resolution_curve(
             intervals = [interval_of(value, num_examples) for value in values]
             # From an accuracy down and up to the ends of its interval, none of which is negative.
             bars = 100 * np.abs(np.array(intervals) - np.array(values)[:, None]).T
-            look = dict(color=colour, marker="o", markersize=4, capsize=3, elinewidth=1.0, label=label)
+            look: Any = dict(color=colour, marker="o", markersize=4, capsize=3, elinewidth=1.0, label=label)
             axes.errorbar(sides, 100 * np.array(values), bars, **look)
             bounds += [100 * bound for interval in intervals for bound in interval]
         axes.set_ylim(percent_limits(bounds))

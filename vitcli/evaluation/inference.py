@@ -100,13 +100,15 @@ class EvalSettings:
         )
         if self.is_stopping:
             num_of_each = math.ceil(len(split) / self.batch_size) // world_size
-            batches = self._until_stopped(batches, num_of_each)
+            batches = self._until_stopped(batches, num_of_each, self.is_stopping)
         return self.profiler.watch(batches) if self.profiler else batches
 
-    def _until_stopped(self, batches: Iterator[Batch], num_of_each: int) -> Iterator[Batch]:
+    def _until_stopped(
+        self, batches: Iterator[Batch], num_of_each: int, is_stopping: Callable[[], bool]
+    ) -> Iterator[Batch]:
         """Yield batches; before those that every process has, ask all whether to go on."""
         for number, batch in enumerate(batches):
-            if number < num_of_each and self.runtime.any(self.is_stopping()):
+            if number < num_of_each and self.runtime.any(is_stopping()):
                 raise Interrupted
             yield batch
 
@@ -282,8 +284,7 @@ def features_and_logits(
         DataError: an image cannot be decoded and `on_bad_image` is "error", or none can.
         WeightsError: an output is not a finite number.
     """
-    bare = unwrap(model)
-    bare = getattr(bare, "vit", bare)  # the backbone of a masked patch model
+    bare: Any = getattr(unwrap(model), "vit", unwrap(model))  # the backbone of a masked patch model
     network = partial(model_features.outputs, bare, layer=layer, with_logits=num_logits > 0)
     outputs = outputs_of(
         bare,
@@ -365,9 +366,9 @@ def _downloaded(
         waiting.append((batch, Download([outputs_BO[: len(batch.rows_B)].float()])))
         if len(waiting) > runs_ahead(device):
             batch, download = waiting.popleft()
-            yield batch, *download.read()
+            yield batch, download.read()[0]
     for batch, download in waiting:
-        yield batch, *download.read()
+        yield batch, download.read()[0]
 
 
 def check_finite(outputs: Tensor, batch: Batch, *, so: str, precision: str) -> None:

@@ -6,6 +6,7 @@ Letters: N examples, B batch, K classes, M labels of an example.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -124,9 +125,9 @@ def brier_scores(probabilities_BK: Tensor, labels: Tensor) -> Tensor:
     return probabilities_BK.scatter_add(1, labels_BM.clamp(min=0), -targets_BM).square_().sum(dim=1)
 
 
-def metrics_of(ranks_N: Tensor, losses_N: Tensor) -> Metrics:
-    """Return the metrics of a split from its `label_ranks` and `example_losses`, in row order."""
-    count = len(ranks_N)
+def metrics_of(ranks: Tensor | np.ndarray, losses: Tensor | np.ndarray) -> Metrics:
+    """Return the metrics of a split from its `label_ranks` and `example_losses`, (N,) in row order."""
+    ranks_N, losses_N, count = torch.as_tensor(ranks), torch.as_tensor(losses), len(ranks)
     return Metrics(
         top1=int((ranks_N == 0).sum()) / count,
         top5=int((ranks_N < 5).sum()) / count,

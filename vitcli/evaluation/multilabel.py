@@ -10,14 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from vitcli.data.split import Split
 from vitcli.data.task import Task
-from vitcli.data.transforms import Preprocessing
 from vitcli.errors import WeightsError
-from vitcli.evaluation import inference
-from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.metrics import metrics_of
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.regression import target_of
@@ -55,17 +51,17 @@ def multilabel_of(metadata: Mapping[str, Any], num_classes: int) -> Multilabel |
     stored = metadata.get(KEY)
     if stored is None:
         return None
-    values = stored.get("thresholds") if isinstance(stored, dict) else None
-    are_numbers = isinstance(values, list) and all(isinstance(x, int | float) for x in values)
-    if not are_numbers or len(values) != num_classes or not all(0 <= x <= 1 for x in values):
-        raise WeightsError(
-            "the stored thresholds of the classes are damaged",
-            where=f"metadata, {KEY}",
-            fix="use the weights as their run wrote them",
-        )
-    about = (stored.get(key) for key in ("chosen_on", "fingerprint"))
-    about = (value if isinstance(value, str) else None for value in about)
-    return Multilabel(tuple(map(float, values)), *about)
+    match stored:
+        case {"thresholds": list(values)} if len(values) == num_classes:
+            if all(isinstance(x, int | float) and 0 <= x <= 1 for x in values):
+                about = (stored.get(key) for key in ("chosen_on", "fingerprint"))
+                chosen_on, fingerprint = (value if isinstance(value, str) else None for value in about)
+                return Multilabel(tuple(map(float, values)), chosen_on, fingerprint)
+    raise WeightsError(
+        "the stored thresholds of the classes are damaged",
+        where=f"metadata, {KEY}",
+        fix="use the weights as their run wrote them",
+    )
 
 
 def task_of(metadata: Mapping[str, Any], num_classes: int) -> Task:
@@ -92,22 +88,9 @@ class MultilabelMetrics:
     num_examples: int
 
 
-def score(
-    model: nn.Module,
-    split: Split,
-    preprocessing: Preprocessing,
-    settings: EvalSettings,
-) -> tuple[MultilabelMetrics, list[str]]:
-    """Return the metrics of a split; arguments and exceptions are those of `inference.evaluate`."""
-    predictions, skipped = inference.predict_split(
-        model, split, preprocessing, settings, num_classes=split.num_classes, project=None
-    )
-    return multilabel_metrics(predictions), skipped
-
-
 def multilabel_metrics(predictions: Predictions) -> MultilabelMetrics:
     """Return the metrics of the predictions of a split."""
-    totals = metrics_of(*map(torch.from_numpy, (predictions.ranks_N, predictions.losses_N)))
+    totals = metrics_of(predictions.ranks_N, predictions.losses_N)
     return MultilabelMetrics(
         mean_ap=None
         if predictions.logits_NK is None
@@ -121,7 +104,7 @@ def multilabel_metrics(predictions: Predictions) -> MultilabelMetrics:
 
 def multi_hot(predictions: Predictions) -> np.ndarray:
     """Return which classes each row has, (N, K) bool."""
-    hot_NK1 = np.zeros((len(predictions), predictions.logits_NK.shape[1] + 1), dtype=bool)
+    hot_NK1: np.ndarray = np.zeros((len(predictions), predictions.all_logits_NK.shape[1] + 1), dtype=bool)
     np.put_along_axis(hot_NK1, predictions.labels, True, axis=1)  # -1, which pads, is the last column
     return hot_NK1[:, :-1]
 
@@ -191,7 +174,7 @@ def f1_scores(given_NK: np.ndarray, hot_NK: np.ndarray) -> np.ndarray:
     return np.where(hot_NK.any(axis=0), 2 * hits_K / np.maximum(sums_K, 1), math.nan)
 
 
-def given_at(probabilities_NK: np.ndarray, thresholds: Sequence[float]) -> np.ndarray:
+def given_at(probabilities_NK: np.ndarray, thresholds: Sequence[float] | np.ndarray) -> np.ndarray:
     """Return the classes that each row is given, (N, K) bool."""
     return probabilities_NK >= np.asarray(thresholds)
 
@@ -202,7 +185,7 @@ def given_by_other_half(probabilities_NK: np.ndarray, hot_NK: np.ndarray, *, see
     An F1 on the rows that thresholds were chosen on would be too high.
     """
     is_first_N = np.random.default_rng(seed).permutation(len(hot_NK)) % 2 == 0
-    given_NK = np.zeros(hot_NK.shape, dtype=bool)
+    given_NK = np.zeros_like(hot_NK)
     for half_N in (is_first_N, ~is_first_N):
         thresholds = best_thresholds(probabilities_NK[~half_N], hot_NK[~half_N])
         given_NK[half_N] = given_at(probabilities_NK[half_N], thresholds)
@@ -211,7 +194,7 @@ def given_by_other_half(probabilities_NK: np.ndarray, hot_NK: np.ndarray, *, see
 
 def choose(predictions: Predictions, split: Split) -> Multilabel:
     """Return the thresholds that are best on the predictions of a split."""
-    thresholds = best_thresholds(probabilities_of(predictions.logits_NK), multi_hot(predictions))
+    thresholds = best_thresholds(probabilities_of(predictions.all_logits_NK), multi_hot(predictions))
     return Multilabel(tuple(thresholds.tolist()), split.name, split.fingerprint)
 
 
@@ -228,21 +211,21 @@ def results_of(
         stored: the thresholds of the weights; None for weights without any.
         fingerprint: of the split. If the thresholds were chosen on it, F1 is by halves.
     """
-    hot_NK = multi_hot(predictions)
-    counts_K, of_classes = hot_NK.sum(axis=0), average_precisions(predictions.logits_NK, hot_NK)
+    hot_NK, logits_NK = multi_hot(predictions), predictions.all_logits_NK
+    counts_K, of_classes = hot_NK.sum(axis=0), average_precisions(logits_NK, hot_NK)
+    classes = np.flatnonzero(counts_K).tolist()
     per_label = {
-        class_names[k]: {"num_examples": int(counts_K[k]), "ap": float(of_classes[k])}
-        for k in np.flatnonzero(counts_K)
+        class_names[k]: {"num_examples": int(counts_K[k]), "ap": float(of_classes[k])} for k in classes
     }
-    result = {"mean_ap": mean_average_precision(predictions.logits_NK, hot_NK), "per_label": per_label}
+    result = {"mean_ap": mean_average_precision(logits_NK, hot_NK), "per_label": per_label}
     if stored is None:
         return result
-    probabilities_NK = probabilities_of(predictions.logits_NK)
+    probabilities_NK = probabilities_of(logits_NK)
     given_NK = given_at(probabilities_NK, stored.thresholds)
     if stored.fingerprint == fingerprint:
         given_NK = given_by_other_half(probabilities_NK, hot_NK)
     f1_K = f1_scores(given_NK, hot_NK)
-    for k in np.flatnonzero(counts_K):
+    for k in classes:
         per_label[class_names[k]] |= {"f1": float(f1_K[k]), "threshold": stored.thresholds[k]}
     f1 = float(np.nanmean(f1_K)) if len(per_label) else None
     return {**result, "f1_at_thresholds": f1, "thresholds_chosen_on": stored.chosen_on}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitcli.data import loader, video
 from vitcli.data.image_files import find_images
@@ -24,6 +24,7 @@ from vitcli.evaluation.multilabel import Multilabel, multilabel_of, task_of
 from vitcli.evaluation.regression import RegressionTarget
 from vitcli.evaluation.setup import LoadedNetwork, RunSettings, eval_settings, load_network, read_checkpoint
 from vitcli.models import features
+from vitcli.models.features import TimmNetwork
 from vitcli.output.atomic import check_out, write_text
 from vitcli.output.text import count_of, csv_text, first_few, json_of
 from vitcli.recipe import Recipe, check_names_ckpt
@@ -198,7 +199,7 @@ def _decide(result: dict[str, Any], options: PredictOptions, class_names: Sequen
 
 
 def _reading(
-    model: nn.Module, weights: Weights, calibration: Calibration | None, topk: int, *, is_mirrored: bool
+    model: TimmNetwork, weights: Weights, calibration: Calibration | None, topk: int, *, is_mirrored: bool
 ) -> tuple[Network | None, Callable[[Tensor], dict[str, Any]]]:
     """Return a function of images to outputs, None for the model's, and one of outputs to a prediction."""
     names = weights.readable_class_names
@@ -287,7 +288,7 @@ def _top(classes_T: Tensor, probabilities_K: Tensor, names: Sequence[str]) -> li
     return [{"class": names[k], "label": k, "probability": p} for k, p in pairs]
 
 
-def _features_and_logits(model: nn.Module, mirrored: Network | None) -> Network:
+def _features_and_logits(model: TimmNetwork, mirrored: Network | None) -> Network:
     """Return a function of images to their features and logits; logits of `mirrored`, if any."""
 
     def outputs(images_BCHW: Tensor) -> Tensor:

@@ -49,6 +49,12 @@ class Predictions:
         return len(self.rows_N)
 
     @property
+    def all_logits_NK(self) -> np.ndarray:
+        """Return the logits of rows that have several labels, where they are kept."""
+        assert self.logits_NK is not None, "they are not kept"
+        return self.logits_NK
+
+    @property
     def is_right_N(self) -> np.ndarray:
         return self.ranks_N == 0
 
@@ -141,9 +147,9 @@ def write_predictions(
     """
     import pyarrow as pa
 
-    labels, label_type = predictions.labels, pa.int64()
+    labels, label_type = predictions.labels.tolist(), pa.int64()
     if predictions.is_multilabel:
-        labels = [[label for label in row if label >= 0] for row in labels.tolist()]
+        labels = [[label for label in row if label >= 0] for row in labels]
         label_type = pa.list_(pa.int64())
     table = pa.table(
         {

@@ -5,7 +5,6 @@ file names from ILSVRC2012_val_00000001.JPEG on (Beyer et al., arXiv 2006.07159)
 """
 
 import gzip
-import importlib.util
 import io
 import re
 import zlib
@@ -16,7 +15,7 @@ from typing import Any
 from vitcli.data.columns import PATHS
 from vitcli.data.split import Split
 from vitcli.errors import DataError, MachineError, nearest
-from vitcli.io.files import MOST_TEXT_BYTES, parse_json, read_regular
+from vitcli.io.files import MOST_TEXT_BYTES, package_folder, parse_json, read_regular
 
 FILE_NAME = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
 INDEX = "index"  # column searched for by default
@@ -71,8 +70,7 @@ def read_real(path: str) -> list[list[int]]:
 
 def _timms_copy() -> Path:
     """Return the published real.json in timm's package, without loading timm."""
-    spec = importlib.util.find_spec("timm")
-    return Path(spec.submodule_search_locations[0], "data", "_info", "imagenet_real_labels.json")
+    return package_folder("timm") / "data" / "_info" / "imagenet_real_labels.json"
 
 
 def labels_for_rows(
@@ -102,9 +100,9 @@ def labels_for_rows(
         return _picked(split, lists, numbers, f"column {column}")
     # Without a name: file names, a column of numbers, the order of the rows.
     paths = split.column(PATHS)
-    named = [FILE_NAME.search(path or "") for path in paths or ()]
-    if named and all(named):
-        return _picked(split, lists, [int(name[1]) - 1 for name in named], "file name")
+    named = [int(name[1]) - 1 for path in paths or () if (name := FILE_NAME.search(path or ""))]
+    if paths and len(named) == len(paths):
+        return _picked(split, lists, named, "file name")
     numbers = split.column(INDEX)
     if numbers is not None:
         return _picked(split, lists, numbers, f"column {INDEX}")

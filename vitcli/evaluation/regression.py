@@ -55,16 +55,15 @@ def target_of(metadata: Mapping[str, Any]) -> RegressionTarget | None:
     stored = metadata.get(KEY)
     if stored is None:
         return None
-    values = stored if isinstance(stored, dict) else {}
-    numbers = [values.get(key) for key in ("mean", "std")]
-    are_numbers = all(isinstance(n, int | float) and abs(n) <= LARGEST_NUMBER for n in numbers)
-    if not (are_numbers and numbers[1] > 0 and isinstance(values.get("name"), str)):
-        raise WeightsError(
-            "the stored scale of the predicted number is damaged",
-            where=f"metadata, {KEY}",
-            fix="use the weights as their run wrote them",
-        )
-    return RegressionTarget(values["name"], float(numbers[0]), float(numbers[1]))
+    match stored:
+        case {"name": str(name), "mean": int() | float() as mean, "std": int() | float() as std}:
+            if abs(mean) <= LARGEST_NUMBER and 0 < std <= LARGEST_NUMBER:
+                return RegressionTarget(name, float(mean), float(std))
+    raise WeightsError(
+        "the stored scale of the predicted number is damaged",
+        where=f"metadata, {KEY}",
+        fix="use the weights as their run wrote them",
+    )
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,7 @@ class RegressionMetrics:
 class NumberPredictions:
     """Numbers predicted for the decoded rows of a split, in row order: `values_N` for `targets_N`."""
 
+    target: RegressionTarget
     rows_N: np.ndarray
     targets_N: np.ndarray
     values_N: np.ndarray
@@ -127,23 +127,10 @@ def predict_numbers(
     columns, seen_N, skipped = inference.by_row(outputs, columns_of, split, settings)
     rows_N = np.flatnonzero(seen_N.numpy())
     targets_N = split.read_labels()[rows_N]  # in float64, which a batch has not
-    return NumberPredictions(rows_N, targets_N, columns["values"].numpy()[rows_N]), skipped
+    return NumberPredictions(target, rows_N, targets_N, columns["values"].numpy()[rows_N]), skipped
 
 
-def score(
-    model: nn.Module,
-    split: Split,
-    preprocessing: Preprocessing,
-    settings: EvalSettings,
-    *,
-    target: RegressionTarget,
-) -> tuple[RegressionMetrics, list[str]]:
-    """Return the errors on a split, with the arguments and the exceptions of `predict_numbers`."""
-    predictions, skipped = predict_numbers(model, split, preprocessing, settings, target=target)
-    return metrics_of(predictions, target), skipped
-
-
-def metrics_of(predictions: NumberPredictions, target: RegressionTarget) -> RegressionMetrics:
+def metrics_of(predictions: NumberPredictions) -> RegressionMetrics:
     """Return the errors of predictions; sums are exact before they are rounded.
 
     R2 = 1 - sum (y - f)^2 / sum (y - mean y)^2
@@ -156,7 +143,7 @@ def metrics_of(predictions: NumberPredictions, target: RegressionTarget) -> Regr
         mae=math.fsum(np.abs(errors_N).tolist()) / count,
         rmse=math.sqrt(squared / count),
         r2=1 - squared / deviation if deviation else None,
-        loss=squared / count / target.std**2,
+        loss=squared / count / predictions.target.std**2,
         num_examples=count,
     )
 
@@ -182,14 +169,15 @@ def intervals_of(predictions: NumberPredictions, *, seed: int = SEED) -> dict[st
     return {name: np.quantile(values_R, TAILS).tolist() for name, values_R in scores.items()}
 
 
-def scores_of(predictions: NumberPredictions, target: RegressionTarget) -> dict[str, float | None]:
+def scores_of(predictions: NumberPredictions) -> dict[str, float | None]:
     """Return the errors as JSON has them."""
-    metrics = asdict(metrics_of(predictions, target))
+    metrics = asdict(metrics_of(predictions))
     return {name: value for name, value in metrics.items() if name != "num_examples"}
 
 
-def details_of(predictions: NumberPredictions, target: RegressionTarget) -> dict[str, Any]:
+def details_of(predictions: NumberPredictions) -> dict[str, Any]:
     """Return what was predicted, the error of always its mean in training, and intervals of the errors."""
+    target = predictions.target
     of_mean = float(np.abs(predictions.targets_N - target.mean).mean())
     return {**target.as_metadata(), "mae_of_mean": of_mean, "intervals": intervals_of(predictions)}
 

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from torch import nn
 
 from vitcli import recipe as recipes
 from vitcli.data import loader
@@ -21,6 +20,7 @@ from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.regression import target_of
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import default_image_size
+from vitcli.models.features import TimmNetwork
 from vitcli.output import run_folder
 from vitcli.output.profile import StepProfiler
 from vitcli.output.progress import Progress
@@ -71,7 +71,7 @@ class LoadedNetwork:
 
     weights: Weights
     arch: Architecture
-    model: nn.Module
+    model: TimmNetwork
     preprocessing: Preprocessing
     preprocessing_from: str
     settings: EvalSettings
@@ -113,11 +113,10 @@ def preprocessing_for(weights: Weights, recipe: Recipe, request: RecipeRequest) 
     if request.name is not None:
         return of_recipe, f"as recipe {request.name} says{_difference(of_recipe, weights)}"
     given = {key for key, value in request.given.items() if value != WEIGHTS}
-    if weights.preprocessing is None:
+    if (stored := _stated(weights, weights.source)) is None:
         if "data.image_size" not in given:
             of_recipe = replace(of_recipe, image_size=weights.architecture.image_size)
         return of_recipe, "from recipe evaluate/default: the weights do not store theirs"
-    stored = _stated(weights, weights.source)
     fields = {f"data.{key}": key.removeprefix("eval_") for key in as_data_keys(of_recipe)}
     changes = {field: getattr(of_recipe, field) for key, field in fields.items() if key in given}
     if changes.get("resize") == "square" != stored.resize:  # the crop fraction belongs to the resize rule
@@ -145,7 +144,7 @@ def settle_pixels(recipe: Recipe, command: str, *, quiet: bool = False) -> Recip
     @cache
     def stated(ckpt: str | None, name: str | None) -> Preprocessing:
         if ckpt in (None, FRESH):
-            return _unstated(command, default_image_size(name))
+            return _unstated(command, default_image_size(name or ""))
         info = read_description(ckpt, model_name=name, quiet=quiet)
         return _stated(info, ckpt) or _unstated(command, info.architecture.image_size)
 
@@ -277,4 +276,5 @@ def read_checkpoint(recipe: Recipe, *, quiet: bool) -> Weights:
     """Read the weights that a recipe names, with the recipe's GELU where it names one."""
     model = recipe.model
     gelu = None if model.gelu == "auto" else model.gelu
+    assert model.ckpt, "its command demands one"
     return read_weights(model.ckpt, model_name=model.name, gelu=gelu, quiet=quiet)

@@ -95,7 +95,7 @@ def copy_into(
         MachineError: a copy cannot be written, or a folder is a link; copies that have been made are whole.
     """
     refuse_links(folder, class_names)
-    names, counts = folder_names(class_names), {}
+    names, counts = folder_names(class_names), dict[str, int]()
     for prediction in predictions:
         name = UNSURE if prediction.get(UNSURE) else names[prediction["top"][0]["class"]]
         source = prediction["file"]

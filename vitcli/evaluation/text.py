@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vitcli.output.document import simple_table
+from vitcli.output.document import Columns, Kind, simple_table
 from vitcli.output.scores import ERRORS, SHOWN, first_score_rows, interval_shown, score_rows, shown
 from vitcli.output.summaries import LEAST_CALIBRATED
 from vitcli.output.text import (
@@ -79,13 +79,12 @@ def _mean_row(result: dict[str, Any]) -> tuple[str, str]:
 
 def comparison_as_text(result: dict[str, Any]) -> str:
     """Render the result of `vit compare`."""
-    a, b, low, high = result["a"], result["b"], *result["interval"]
+    (low, high), counts = result["interval"], result["counts"]
     difference = f"{100 * result['difference']:+.2f} points, 95 % {100 * low:+.2f} to {100 * high:+.2f}"
-    counts = result["counts"]
     text = pairs(
         [
-            ("A", Verbatim(_compared(a))),
-            ("B", Verbatim(_compared(b))),
+            ("A", Verbatim(_compared(result["a"]))),
+            ("B", Verbatim(_compared(result["b"]))),
             ("B - A", difference),
             ("McNemar", f"p = {result['mcnemar_p']:.3g}, {_verdict(result)}"),
             ("both right", str(counts["both"])),
@@ -115,7 +114,7 @@ def _verdict(result: dict[str, Any]) -> str:
 def _changes(per_class: list[dict[str, Any]]) -> str:
     if not per_class:
         return ""
-    columns = {"class": "text", "images": "number", "A": "number", "B": "number", "B - A": "number"}
+    columns: Columns = {"class": "text", "images": "number", "A": "number", "B": "number", "B - A": "number"}
     rows = []
     for row in per_class:
         accuracies = percent(row["a"]), percent(row["b"]), f"{100 * row['difference']:+.2f}"
@@ -188,7 +187,7 @@ def _mistakes(result: dict[str, Any]) -> str:
         (place, mistake["label"], mistake["predicted"], percent(mistake["probability"]))
         for place, mistake in zip(short, mistakes, strict=True)
     ]
-    columns = {"image": "id", "class": "text", "predicted": "text", "probability": "number"}
+    columns: Columns = {"image": "id", "class": "text", "predicted": "text", "probability": "number"}
     num_wrong = _num_wrong(result)
     more = f", {len(mistakes)} of {num_wrong:,}" if num_wrong > len(mistakes) else ""
     return f"\nmost confident mistakes{more}\n{simple_table(columns, rows).as_text()}"
@@ -229,8 +228,8 @@ def _resolutions(result: dict[str, Any]) -> str:
         mark = "*" if row["resolution"] == result["resolution"] else ""
         scores = (shown({**row, "num_classes": result["num_classes"]}, key) for key in keys)
         rows.append((size_text(row["resolution"]), *scores, mark))
-    columns = dict.fromkeys(("pixels", *(SHOWN[key].label for key in keys)), "number") | {"": "text"}
-    table = simple_table(columns, rows).as_text()
+    columns: Columns = {name: "number" for name in ("pixels", *(SHOWN[key].label for key in keys))}
+    table = simple_table({**columns, "": "text"}, rows).as_text()
     return f"\n{table}* resolution of all numbers above, the nearest to the training resolution\n"
 
 
@@ -266,7 +265,8 @@ def _several(result: dict[str, Any]) -> str:
 def _numbered(evaluations: list[dict[str, Any]], names: list[tuple[str, str]] | None) -> str:
     """Render a line per evaluation, neither folded nor cut off."""
     has_real = any("real_top1" in result for result in evaluations)
-    columns = {"#": "text", **(dict.fromkeys(("ckpt", "dataset"), "text") if names else {})}
+    columns: dict[str, Kind] = {"#": "text"}
+    columns |= {"ckpt": "text", "dataset": "text"} if names else {}
     scores = ["top5", *(["real_top1"] if has_real else []), "loss", "ece"]
     numbers = ["pixels", "images", SHOWN["top1"].label, "95 %", *(SHOWN[key].label for key in scores)]
     rows = []
@@ -275,7 +275,8 @@ def _numbered(evaluations: list[dict[str, Any]], names: list[tuple[str, str]] | 
         cells += [size_text(result["resolution"]), str(result["num_eval_examples"])]
         cells += [shown(result, "top1"), interval_shown(result["intervals"], "top1")]
         rows.append((*cells, *(shown(result, key) for key in scores)))
-    return simple_table({**columns, **dict.fromkeys(numbers, "number")}, rows).as_text(width=NO_LIMIT)
+    columns |= {name: "number" for name in numbers}
+    return simple_table(columns, rows).as_text(width=NO_LIMIT)
 
 
 def predictions_as_text(result: dict[str, Any], *, is_brief: bool | None = None) -> str:
@@ -310,7 +311,7 @@ def _predicted_labels(predictions: list[dict[str, Any]]) -> str:
 
 
 def _predicted_numbers(result: dict[str, Any], predictions: list[dict[str, Any]]) -> str:
-    columns = {"image": "text", result["target"]["name"]: "number"}
+    columns: Columns = {"image": "text", result["target"]["name"]: "number"}
     return simple_table(
         columns, [(entry["file"], f"{entry['value']:.6g}") for entry in predictions]
     ).as_text()
@@ -326,9 +327,12 @@ def _end_of_predictions(result: dict[str, Any]) -> str:
 
 def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
     """Return a line per image, however narrow the terminal, below the name of its folder as in a listing."""
-    columns = {"image": "file", "class": "clipped", "probability": "number", "runner-up": "clipped"}
+    columns: dict[str, Kind] = {
+        "image": "file", "class": "clipped", "probability": "number", "runner-up": "clipped", "": "number"
+    }  # fmt: skip
     has_remarks = any(map(_short_remark, predictions))
-    last = {"": "number"} | ({" ": "id"} if has_remarks else {})
+    if has_remarks:
+        columns[" "] = "id"
     tables = []
     by_folder: dict[str, list[dict[str, Any]]] = {}
     for prediction in predictions:
@@ -341,7 +345,7 @@ def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
             name = os.path.basename(prediction["file"])
             cells = (name, first["class"], percent(first["probability"]), *second)
             rows.append((*cells, _short_remark(prediction)) if has_remarks else cells)
-        table = simple_table({**columns, **last}, rows).as_text()
+        table = simple_table(columns, rows).as_text()
         tables.append((f"{plain(folder)}/\n" if folder else "") + table)
     return "\n".join(tables)
 
@@ -390,9 +394,9 @@ def _sorted(result: dict[str, Any]) -> str:
 
 
 def _all_predictions(predictions: list[dict[str, Any]]) -> str:
-    columns = {"image": "text", "class": "text", "probability": "number"}
-    has_remarks = any(map(_remark, predictions))
-    columns |= {"": "text"} if has_remarks else {}
+    columns: dict[str, Kind] = {"image": "text", "class": "text", "probability": "number"}
+    if has_remarks := any(map(_remark, predictions)):
+        columns[""] = "text"
     rows = [
         (
             "" if rank else prediction["file"],

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from vitcli import recipe as recipes
 from vitcli.data.image_cache import ImageCache
@@ -549,13 +548,9 @@ def measure_speed(extractor: FeatureExtractor) -> Speed:
             if number == 2:
                 elapsed_s.clear()
             began_at = time.perf_counter()
-            with autocast(device, settings.precision), reading(_blocks(model), layers, note):
+            with autocast(device, settings.precision), reading(model, layers, note):
                 encoded = model.forward_features(images_BCHW)
             note(0, encoded)
     peaks = peak_memory()
     rates = {layer: batch_size / min(times) for layer, times in sorted(elapsed_s.items())}
     return Speed(rates, peaks["device_peak_memory_gib"] or peaks["host_peak_memory_gib"])
-
-
-def _blocks(model: nn.Module) -> nn.Module:
-    return getattr(model, "blocks", nn.ModuleList())

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,6 +31,13 @@ def open_regular(path: str | Path) -> BinaryIO:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, "it is a pipe or a device", str(path))
+
+
+def package_folder(name: str) -> Path:
+    """Return the folder of an installed package, without importing it."""
+    spec = find_spec(name)
+    assert spec and spec.submodule_search_locations, f"{name} is a dependency"
+    return Path(spec.submodule_search_locations[0])
 
 
 def irregularity(path: str | Path, *, is_folder: bool = False, hard_links: bool = True) -> str | None:

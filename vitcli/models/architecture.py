@@ -4,7 +4,7 @@ import re
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 
 from vitcli.errors import VitError
-from vitcli.models.variants import VARIANTS, find_variant, network_of_timm
+from vitcli.models.variants import VARIANTS, Variant, find_variant, network_of_timm
 
 GELUS = ("tanh", "erf", "none", "timm")
 POSEMBS = ("none", "1d", "2d", "relative", "sincos2d")
@@ -54,12 +54,12 @@ class Architecture:
         return self.gelu != "timm"
 
     @property
-    def is_plain(self) -> bool:
-        """Return True for an unmodified ViT of Table 1, whose cost follows from formulas."""
+    def plain_variant(self) -> Variant | None:
+        """Return the ViT of Table 1 that this is, unmodified, whose cost follows from formulas; else None."""
         variant = find_variant(self.name)
         parts = (self.posemb, self.posemb_at, self.pre_logits, self.head_layers)
-        is_unmodified = parts == ("1d", "stem", False, 0)
-        return bool(variant and variant.is_plain and is_unmodified and self.model_args == variant.timm_args)
+        is_unmodified = variant and variant.is_plain and self.model_args == variant.timm_args
+        return variant if is_unmodified and parts == ("1d", "stem", False, 0) else None
 
     @property
     def classifier(self) -> str:
@@ -83,10 +83,11 @@ class Architecture:
         """
         blocks = self._resnet_blocks
         match = re.search(r"_patch(\d+)" if blocks is None else r"_p(\d+)", self.timm_name)
-        by_name = int(match[1]) if match else None if blocks is None else 1
-        kernel = self.model_args.get("patch_size", by_name)
+        if blocks is None:
+            return self.model_args.get("patch_size", int(match[1]) if match else None)
         # The stem of a ResNet halves the resolution twice, every stage after the first once more.
-        return kernel if blocks is None else kernel * 4 * 2 ** max(len(blocks) - 1, 0)
+        kernel = self.model_args.get("patch_size", int(match[1]) if match else 1)
+        return kernel * 4 * 2 ** max(len(blocks) - 1, 0)
 
     @property
     def _resnet_blocks(self) -> tuple[int, ...] | None:
@@ -105,10 +106,15 @@ class Architecture:
         height, width = self.image_size
         return height // self.patch_size, width // self.patch_size
 
+    @property
+    def known_grid(self) -> tuple[int, int]:
+        """Return `patch_grid` of a network that has one."""
+        assert self.patch_grid, f"{self.name} has no patches"
+        return self.patch_grid
+
     def with_head(self, num_classes: int) -> "Architecture":
         """Return the network with one dense layer as head, as in fine-tuning (paper, 3.2); 0 for no head."""
-        ordinary = {"pre_logits": False, "representation_size": 0, "head_layers": 0}
-        return replace(self, num_classes=num_classes, **ordinary)
+        return replace(self, num_classes=num_classes, pre_logits=False, representation_size=0, head_layers=0)
 
     def as_dict(self) -> dict:
         return {**asdict(self), "image_size": list(self.image_size)}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.errors import VitError
-from vitcli.models.features import features_at, tokens_of
+from vitcli.models.features import TimmNetwork, features_at, tokens_of
 
 TOKEN, MEAN, HEAD = "token", "mean", "head"
 
@@ -49,7 +49,7 @@ class LayerLayout:
         }
 
 
-def num_blocks(model: nn.Module, image_size: tuple[int, int]) -> int:
+def num_blocks(model: TimmNetwork, image_size: tuple[int, int]) -> int:
     """Return how many blocks have tokens that become the last ones by the network's norm alone; 0 for none.
 
     Decided by a forward pass of an image of noise: many networks have a list `blocks` of something else.
@@ -58,10 +58,10 @@ def num_blocks(model: nn.Module, image_size: tuple[int, int]) -> int:
     if not isinstance(blocks, nn.Sequential | nn.ModuleList) or not len(blocks) or not _has_norm(model):
         return 0
     images_BCHW = _noise(model, image_size)
-    was_training, kept = model.training, {}
+    was_training, kept = model.training, dict[int, Tensor]()
     model.eval()
     try:
-        with torch.no_grad(), reading(blocks, range(1, len(blocks) + 1), kept.__setitem__):
+        with torch.no_grad(), reading(model, range(1, len(blocks) + 1), kept.__setitem__):
             encoded = tokens_of(model, model.forward_features(images_BCHW))
     finally:
         model.train(was_training)
@@ -69,12 +69,14 @@ def num_blocks(model: nn.Module, image_size: tuple[int, int]) -> int:
     if encoded.ndim != 3 or len(kept) != len(blocks) or not is_alike:
         return 0
     with torch.no_grad():
-        is_last = torch.allclose(model.norm(kept[len(blocks)]), encoded, rtol=1e-3, atol=1e-4)
+        is_last = torch.allclose(
+            model.get_submodule("norm")(kept[len(blocks)]), encoded, rtol=1e-3, atol=1e-4
+        )
     return len(blocks) if is_last else 0
 
 
 def layout_of(
-    model: nn.Module, image_size: tuple[int, int], layers: str | Sequence[int], *, ckpt: str
+    model: TimmNetwork, image_size: tuple[int, int], layers: str | Sequence[int], *, ckpt: str
 ) -> LayerLayout:
     """Return what is read of a network.
 
@@ -94,18 +96,19 @@ def layout_of(
                 fix="take --layers last for it: the input of its head",
             )
         return LayerLayout(0, (0,), ((HEAD, 0, _width_of_head(model, image_size)),))
-    chosen = {"all": range(1, count + 1), "last": (count,)}.get(layers, layers)
-    if max(chosen) > count:
+    if isinstance(layers, str):
+        layers = range(1, count + 1) if layers == "all" else (count,)
+    if max(layers) > count:
         raise VitError(
-            f"there is no layer {max(chosen)}: the network has {count}",
+            f"there is no layer {max(layers)}: the network has {count}",
             where=f"--layers, --ckpt {ckpt}",
             fix=f"numbers from 1 to {count}, all or last",
         )
-    return _layout_of_blocks(model, image_size, tuple(sorted(set(chosen))), count)
+    return _layout_of_blocks(model, image_size, tuple(sorted(set(layers))), count)
 
 
 def _layout_of_blocks(
-    model: nn.Module, image_size: tuple[int, int], layers: tuple[int, ...], count: int
+    model: TimmNetwork, image_size: tuple[int, int], layers: tuple[int, ...], count: int
 ) -> LayerLayout:
     with torch.no_grad():
         encoded = model.forward_features(_noise(model, image_size))
@@ -126,11 +129,11 @@ def has_token(model: nn.Module) -> bool:
     return getattr(model, "cls_token", None) is not None
 
 
-def read_layers(model: nn.Module, images_BCHW: Tensor, layout: LayerLayout) -> Tensor:
+def read_layers(model: TimmNetwork, images_BCHW: Tensor, layout: LayerLayout) -> Tensor:
     """Return the row (B, O) of each image."""
     if not layout.num_layers:
         return features_at(model, model.forward_features(images_BCHW), "pre_logits")
-    last, first = layout.num_layers, getattr(model, "num_prefix_tokens", 0)
+    last, first, norm = layout.num_layers, getattr(model, "num_prefix_tokens", 0), model.get_submodule("norm")
     read: dict[tuple[str, int], Tensor] = {}
 
     def pool(layer: int, tokens_BTD: Tensor) -> None:
@@ -138,7 +141,7 @@ def read_layers(model: nn.Module, images_BCHW: Tensor, layout: LayerLayout) -> T
 
     # Pooled within the pass, so that no more than one layer's tokens are kept.
     inner = [layer for layer in layout.layers if layer < last]
-    with reading(model.blocks, inner, lambda layer, tokens_BTD: pool(layer, model.norm(tokens_BTD))):
+    with reading(model, inner, lambda layer, tokens_BTD: pool(layer, norm(tokens_BTD))):
         encoded = model.forward_features(images_BCHW)
     read[HEAD, last] = features_at(model, encoded, "pre_logits")
     encoded = tokens_of(model, encoded)
@@ -148,13 +151,14 @@ def read_layers(model: nn.Module, images_BCHW: Tensor, layout: LayerLayout) -> T
 
 
 @contextmanager
-def reading(blocks: nn.Module, layers: Sequence[int], read: Callable[[int, Tensor], None]) -> Iterator[None]:
+def reading(model: nn.Module, layers: Sequence[int], read: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Call `read(layer, tokens_BTD)` with the output of each of these blocks in the passes inside."""
 
     def hook_of(layer: int) -> Callable[..., None]:
         return lambda module, inputs, tokens_BTD: read(layer, tokens_BTD)
 
-    hooks = [blocks[layer - 1].register_forward_hook(hook_of(layer)) for layer in layers]
+    blocks = {layer: model.get_submodule(f"blocks.{layer - 1}") for layer in layers}
+    hooks = [block.register_forward_hook(hook_of(layer)) for layer, block in blocks.items()]
     try:
         yield
     finally:
@@ -166,7 +170,7 @@ def _has_norm(model: nn.Module) -> bool:
     return isinstance(getattr(model, "norm", None), nn.Module) and hasattr(model, "forward_features")
 
 
-def _width_of_head(model: nn.Module, image_size: tuple[int, int]) -> int:
+def _width_of_head(model: TimmNetwork, image_size: tuple[int, int]) -> int:
     with torch.no_grad():
         encoded = model.forward_features(_noise(model, image_size))
         return features_at(model, encoded, "pre_logits").shape[1]

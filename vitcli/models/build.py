@@ -11,6 +11,7 @@ D hidden width, E representation size (D in the paper), K classes.
 import warnings
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from typing import cast
 
 import timm
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from vitcli.errors import VitError, is_out_of_memory, nearest
 from vitcli.models import pos_embed
 from vitcli.models.architecture import GAP, Architecture
+from vitcli.models.features import TimmNetwork
 from vitcli.models.init import init_as_the_authors
 from vitcli.models.kernels import choose_attention, choose_gelu
 from vitcli.models.layered_head import with_layered_head
@@ -78,16 +80,16 @@ def architecture(
     # The paper's options are for its transformers alone.
     variant = known_name(name)
     if replace(options, gelu=None) != AS_NAMED or options.gelu not in (None, "timm"):
-        _check_transformer(variant or variant_of_timm(name), name)
+        _transformer(variant or variant_of_timm(name), name)
     # Other sizes than the name's make another variant.
     gelu = options.gelu or _default_gelu(variant)
     if options.size:
-        variant = resized(variant or variant_of_timm(name), **options.size)
+        variant = resized(_transformer(variant or variant_of_timm(name), name), **options.size)
     pos_embed.check_choice(options.posemb, options.posemb_at)
     arch = Architecture(
         name=variant.name if variant else name,
         timm_name=variant.timm_name if variant else name,
-        image_size=tuple(image_size),
+        image_size=image_size,
         num_classes=num_classes,
         gelu=gelu,
         pre_logits=options.pre_logits,
@@ -128,7 +130,7 @@ def default_image_size(name: str) -> tuple[int, int]:
     """Return the height and width that timm's weights of a model take; 224 for one that it has none of."""
     variant = known_name(name)
     known = timm.models.get_pretrained_cfg(variant.timm_name if variant else name)
-    return tuple(known.input_size[1:]) if known else (224, 224)
+    return known.input_size[1:] if known else (224, 224)
 
 
 def adapted(
@@ -139,14 +141,14 @@ def adapted(
     Another `gelu` than the network's is only for transformers of the paper.
     """
     if gelu not in (None, arch.gelu, "timm") and not (arch.is_of_the_paper and "depth" in arch.model_args):
-        _check_transformer(variant_of_timm(arch.timm_name), arch.name)
-    other = replace(arch.with_head(num_classes), image_size=tuple(image_size), gelu=gelu or arch.gelu)
+        _transformer(variant_of_timm(arch.timm_name), arch.name)
+    other = replace(arch.with_head(num_classes), image_size=image_size, gelu=gelu or arch.gelu)
     check_image_size(other)
     return other
 
 
-def _check_transformer(variant: Variant | None, name: str) -> None:
-    """Refuse the paper's options for its transformer on any other network."""
+def _transformer(variant: Variant | None, name: str) -> Variant:
+    """Return the variant, or refuse the paper's options for its transformer on any other network."""
     if variant is None or not variant.layers:
         raise VitError(
             f"{variant.name if variant else name} is not a transformer of the paper: "
@@ -154,6 +156,7 @@ def _check_transformer(variant: Variant | None, name: str) -> None:
             where="recipe keys model.gelu, pre_logits, classifier, posemb, posemb_at, and those of its size",
             fix="leave them out, or take a ViT or a hybrid of the paper (vit models)",
         )
+    return variant
 
 
 def check_image_size(arch: Architecture) -> None:
@@ -198,7 +201,7 @@ def build(
     drop_path: float = 0.0,
     patch_dropout: float = 0.0,
     init: str = "paper",
-) -> nn.Module:
+) -> TimmNetwork:
     """Build a network with fresh weights, drawn from torch's global generator.
 
     Networks of the paper are initialised as in the authors' code unless `init` is "timm", all others as in
@@ -229,7 +232,7 @@ def build(
     return model
 
 
-def _without_numbers(arch: Architecture, drawn: dict[str, float]) -> nn.Module | None:
+def _without_numbers(arch: Architecture, drawn: dict[str, float]) -> TimmNetwork | None:
     """Build a transformer whose numbers are left as the memory has them, a third of the time of drawing them.
 
     None for a network that has numbers besides those of its state dict, such as a table of positions.
@@ -249,7 +252,7 @@ def _without_numbers(arch: Architecture, drawn: dict[str, float]) -> nn.Module |
     return model
 
 
-def last_layers(model: nn.Module) -> list[nn.Module]:
+def last_layers(model: TimmNetwork) -> list[nn.Module]:
     """Return the last layer of each head, which makes the logits: dense or a 1x1 convolution."""
     classifier = model.get_classifier()
     heads = classifier if isinstance(classifier, tuple) else (classifier,)
@@ -296,10 +299,10 @@ def resampled_by_timm(arch: Architecture, state: dict[str, Tensor]) -> dict[str,
 
 def _network(
     arch: Architecture, *, dropout: float, drop_path: float, patch_dropout: float, skip_init: bool
-) -> nn.Module:
+) -> TimmNetwork:
     """Create the timm module, with our head and position embeddings and the authors' arithmetic."""
     # timm refuses dropout arguments that a network does not have, so only those in use are passed.
-    options = {"pos_drop_rate": dropout, "proj_drop_rate": dropout} if dropout else {}
+    options: dict[str, float | str] = {"pos_drop_rate": dropout, "proj_drop_rate": dropout} if dropout else {}
     if drop_path:
         options["drop_path_rate"] = drop_path
     if patch_dropout:
@@ -310,7 +313,7 @@ def _network(
         options["weight_init"] = "skip"
     args = {**timm_arguments(arch), **options, "num_classes": arch.num_classes}
     try:
-        model = timm.create_model(arch.timm_name, pretrained=False, **args)
+        model = cast(TimmNetwork, timm.create_model(arch.timm_name, pretrained=False, **args))
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
@@ -322,11 +325,12 @@ def _network(
     # The representation layer of pre-training.
     if arch.pre_logits:
         size = arch.representation_size or model.num_features
-        head = nn.Linear(size, arch.num_classes) if arch.representation_size else model.head
-        layers = {"pre_logits": nn.Linear(model.num_features, size), "tanh": nn.Tanh(), "head": head}
+        head = nn.Linear(size, arch.num_classes) if arch.representation_size else model.get_submodule("head")
+        layers = [("pre_logits", nn.Linear(model.num_features, size)), ("tanh", nn.Tanh()), ("head", head)]
         model.head = nn.Sequential(OrderedDict(layers))
     # Position embeddings that timm lacks.
     if not pos_embed.is_timms(arch.posemb, arch.posemb_at):
+        assert isinstance(model, VisionTransformer), "checked with its architecture"
         pos_embed.install(model, kind=arch.posemb, place=arch.posemb_at, dropout=dropout)
     # Epsilons and weight standardisation of the JAX code.
     if arch.is_of_the_paper:
@@ -339,7 +343,7 @@ def _network(
     if any(isinstance(module, nn.GroupNorm) for module in model.modules()):
         first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
         first.register_forward_pre_hook(_channels_first)
-    return with_layered_head(model, arch.head_layers) if arch.head_layers else model
+    return cast(TimmNetwork, with_layered_head(model, arch.head_layers)) if arch.head_layers else model
 
 
 def _channels_first(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:

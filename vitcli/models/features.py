@@ -3,8 +3,9 @@
 B batch, T tokens, D features, K classes, A heads, E width of a head.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +17,23 @@ from vitcli.errors import VitError
 from vitcli.models import kernels
 
 
+class TimmNetwork(nn.Module):
+    """What timm promises of every classifier, as types; no network is an instance."""
+
+    num_features: int
+    num_prefix_tokens: int  # of transformers alone
+    forward_features: Callable[[Tensor], Tensor]
+    forward_head: Callable[..., Tensor]
+    get_classifier: Callable[[], nn.Module | tuple[nn.Module, ...]]
+
+
 def logits(model: nn.Module, images_BCHW: Tensor) -> Tensor:
     """Return the logits (B, K) of one forward pass; in low precision see `class_token_alone`."""
     with class_token_alone(model):
         return model(images_BCHW)
 
 
-def outputs(model: nn.Module, images_BCHW: Tensor, *, layer: str, with_logits: bool) -> Tensor:
+def outputs(model: TimmNetwork, images_BCHW: Tensor, *, layer: str, with_logits: bool) -> Tensor:
     """Return features (B, D), or features and logits (B, D + K), of one forward pass.
 
     Args:
@@ -36,7 +47,7 @@ def outputs(model: nn.Module, images_BCHW: Tensor, *, layer: str, with_logits: b
         return _outputs(model, images_BCHW, layer, with_logits)
 
 
-def _outputs(model: nn.Module, images_BCHW: Tensor, layer: str, with_logits: bool) -> Tensor:
+def _outputs(model: TimmNetwork, images_BCHW: Tensor, layer: str, with_logits: bool) -> Tensor:
     encoded = model.forward_features(images_BCHW)
     features_BD = features_at(model, encoded, layer)
     return torch.cat([features_BD, model.forward_head(encoded)], dim=1) if with_logits else features_BD
@@ -50,26 +61,23 @@ def class_token_alone(model: nn.Module) -> Iterator[None]:
     """
     # A class made of timm's may read more, such as a distilled network's second token.
     last = model.blocks[-1] if type(model) is VisionTransformer and has_normed_token(model) else None
-    is_on = (
+    if not (
         type(last) is Block
         and kernels.class_of(last.attn) is Attention
         and getattr(last.attn, "gate", None) is None
         and not (torch.is_grad_enabled() or model.training)
         and torch.is_autocast_enabled(next(model.parameters()).device.type)
-    )
-    if not is_on:
+    ):
         yield
         return
-    last.forward = lambda tokens_BTD: _first_token(last, tokens_BTD)
-    try:
+    with kernels.forward_by(last, partial(_first_token, last)):
         yield
-    finally:
-        del last.forward
 
 
 def _first_token(block: Block, tokens_BTD: Tensor) -> Tensor:
     """Return the first token (B, 1, D) of a block's output, in evaluation mode."""
     layer = block.attn
+    assert isinstance(layer, Attention), "checked above"
     qkv_BT3AE = layer.qkv(block.norm1(tokens_BTD)).unflatten(-1, (3, layer.num_heads, -1))
     q_BATE, k_BATE, v_BATE = qkv_BT3AE.permute(2, 0, 3, 1, 4).unbind(0)
     q_BA1E, k_BATE = layer.q_norm(q_BATE[:, :, :1]), layer.k_norm(k_BATE)
@@ -90,7 +98,7 @@ def check_layer(model: nn.Module, layer: str) -> None:
         )
 
 
-def features_at(model: nn.Module, encoded: Tensor, layer: str) -> Tensor:
+def features_at(model: TimmNetwork, encoded: Tensor, layer: str) -> Tensor:
     """Return the features (B, D) at a layer, see `outputs`, from the output of `forward_features`."""
     if layer == "token" or (layer == "one_layer" and num_read(model) > 1):
         return encoded[:, 0]
@@ -101,7 +109,7 @@ def features_at(model: nn.Module, encoded: Tensor, layer: str) -> Tensor:
     # The input of the last layer; the tanh layer of pre-training is part of our head, not of timm's.
     features_BD = model.forward_head(encoded, pre_logits=True)
     head = getattr(model, "head", None)
-    return head.tanh(head.pre_logits(features_BD)) if isinstance(head, nn.Sequential) else features_BD
+    return head[:2](features_BD) if isinstance(head, nn.Sequential) else features_BD
 
 
 def has_normed_token(model: nn.Module) -> bool:

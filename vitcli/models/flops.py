@@ -4,6 +4,7 @@ A ViT of Table 1 has formulas, which are in `variants`; any other network is bui
 memory for its weights, and counted.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,6 @@ from torch import nn
 from vitcli.models import variants
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import build
-from vitcli.models.variants import find_variant
 
 
 class ModelCost(NamedTuple):
@@ -31,8 +31,7 @@ class ModelCost(NamedTuple):
 
 def costs_without_head(arch: Architecture) -> ModelCost:
     """Return the cost of the network up to its features, without download or memory for its weights."""
-    if arch.is_plain:
-        variant = find_variant(arch.name)
+    if variant := arch.plain_variant:
         macs = variants.forward_macs(variant, arch.image_size)
         return ModelCost(variants.num_params(variant, arch.image_size, 0), macs, variant.hidden)
     from torch.utils.flop_counter import FlopCounterMode  # loads triton
@@ -46,8 +45,8 @@ def costs_without_head(arch: Architecture) -> ModelCost:
 
 def num_params(arch: Architecture) -> int:
     """Return the number of weights of the network, head included."""
-    if arch.is_plain:
-        return variants.num_params(find_variant(arch.name), arch.image_size, arch.num_classes)
+    if variant := arch.plain_variant:
+        return variants.num_params(variant, arch.image_size, arch.num_classes)
     with torch.device("meta"):
         return _count(build(arch, dropout=0.0))
 
@@ -69,13 +68,12 @@ def activation_bytes(arch: Architecture, *, low_precision: bool, checkpointed: b
     With gradient checkpointing the float32 input of each block is kept, and all of a single block.
     """
     num_bytes = 2 if low_precision else 4
-    if arch.is_plain:
-        variant, (height, width) = find_variant(arch.name), arch.patch_grid
-        values_of_layer = (height * width + 1) * variant.hidden
+    if variant := arch.plain_variant:
+        values_of_layer = (math.prod(arch.known_grid) + 1) * variant.hidden
         if checkpointed:
             return (4 * variant.layers + 17 * num_bytes) * values_of_layer
         return 17 * num_bytes * values_of_layer * variant.layers
-    sizes = []
+    sizes: list[int] = []
     with torch.device("meta"):
         model, image = _without_head(arch), torch.empty(1, 3, *arch.image_size)
         for module in model.modules():

@@ -37,8 +37,8 @@ def take_other_sizes(model: nn.Module, arch: Architecture, *, method: str) -> No
     if getattr(model, "dynamic_img_size", False):  # timm has built it for any size, such as DINOv3's
         return
     rope = getattr(model, "rope", None)
-    is_known = isinstance(model, VisionTransformer | Eva) and (not rope or hasattr(rope, "update_feat_shape"))
-    if not is_known:
+    has_known_rope = not rope or hasattr(rope, "update_feat_shape")
+    if not (isinstance(model, VisionTransformer | Eva) and has_known_rope):
         if takes_image_size(arch.timm_name):
             raise VitError(
                 f"{arch.name} is built for one image size",
@@ -46,40 +46,43 @@ def take_other_sizes(model: nn.Module, arch: Architecture, *, method: str) -> No
                 fix="leave the key out, or take a ViT, a hybrid or a network of rotary embeddings of timm",
             )
         return
-    pos_embed.check_can_move(arch.posemb, arch.patch_grid, (1, 1), method)
+    pos_embed.check_can_move(arch.posemb, arch.patch_grid or (1, 1), (1, 1), method)
     model.patch_embed.strict_img_size = False
     if model.pos_embed is not None or rope:
-        model._pos_embed = partial(_add_positions, model, method=method, ropes={})
+        network: Any = model  # of which an attribute hides a method of its class
+        network._pos_embed = partial(_add_positions, model, method=method, ropes={})
     for module in model.modules():
         if isinstance(module, pos_embed.Positions):
             module.method = method
 
 
 def _add_positions(
-    model: nn.Module, patches_BND: Tensor, *, method: str, ropes: dict[tuple[int, int], nn.Module]
+    model: Any, patches_BND: Tensor, *, method: str, ropes: dict[tuple[int, int], nn.Module]
 ) -> Any:
     """Return what timm's `_pos_embed` of the network returns: the tokens (B, T, D) with their positions.
 
     Args:
+        model: one of those classes of timm.
         ropes: the rotary embeddings of other grids so far.
     """
     num_patches, num_own = patches_BND.shape[1], model.patch_embed.num_patches
     if num_patches == num_own:
         return type(model)._pos_embed(model, patches_BND)
-    grids, instead = (model.patch_embed.grid_size, pos_embed.square_grid(num_patches)), {}
+    grid, instead = pos_embed.square_grid(num_patches), dict[str, Any]()
     if model.pos_embed is not None:
-        num_prefix = model.pos_embed.shape[1] - num_own
-        how = {"num_prefix": num_prefix, "method": method}
-        instead["pos_embed"] = pos_embed.resample_posemb(model.pos_embed, *grids, **how)
-    if getattr(model, "rope", None):
-        if grids[1] not in ropes:
-            ropes[grids[1]] = _rope_of(model.rope, grids[1])
-        instead["rope"] = ropes[grids[1]].train(model.rope.training)
+        own_1TD, own_grid, count = model.pos_embed, model.patch_embed.grid_size, model.pos_embed.shape[1]
+        instead["pos_embed"] = pos_embed.resample_posemb(
+            own_1TD, own_grid, grid, num_prefix=count - num_own, method=method
+        )
+    if rope := getattr(model, "rope", None):
+        if grid not in ropes:
+            ropes[grid] = _rope_of(rope, grid)
+        instead["rope"] = ropes[grid].train(rope.training)
     with _instead_of_its_own(model, instead):
         return type(model)._pos_embed(model, patches_BND)
 
 
-def _rope_of(rope: nn.Module, grid: tuple[int, int]) -> nn.Module:
+def _rope_of(rope: Any, grid: tuple[int, int]) -> nn.Module:
     """Return the rotary embedding of another grid, with the same parameters."""
     other = copy.copy(rope)
     other._buffers = {name: None if old is None else old.clone() for name, old in rope._buffers.items()}
@@ -90,7 +93,7 @@ def _rope_of(rope: nn.Module, grid: tuple[int, int]) -> nn.Module:
 @contextmanager
 def _instead_of_its_own(model: nn.Module, instead: dict[str, Any]) -> Iterator[None]:
     """Let timm's method read another table and another module; the order of the parameters stays."""
-    places = {"pos_embed": model._parameters, "rope": model._modules}
+    places: dict[str, dict[str, Any]] = {"pos_embed": model._parameters, "rope": model._modules}
     own = {name: places[name][name] for name in instead}
     for name, value in instead.items():
         places[name][name] = value

@@ -9,7 +9,7 @@ B batch, A heads, G = B * A, T queries, S keys, E width of a head, V width of a 
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -28,7 +28,7 @@ CACHED_BYTES = 2**20  # attention weights that a thread computes at a time
 MOST_KEPT = 272  # keys up to which training keeps the weights, in a quarter of its memory at most
 CUBIC = 0.044715  # of GELU
 SLOPE = 2 * math.sqrt(2 / math.pi)  # c, that of z at 0
-NO_ACTIVATION = ("none", [], "")  # as oneDNN's product is given it
+NO_ACTIVATION: tuple[str, list[float], str] = ("none", [], "")  # as oneDNN's product is given it
 # MKL 2024.2 adds up a row in another order if rows are few: below 16 (AVX-512 without AMX), with several
 # threads below 129 rows of 1,024 numbers. In a block of 16 a row has the same bits at every place.
 BLOCK_ROWS = 16
@@ -62,7 +62,7 @@ def choose_attention(model: nn.Module) -> None:
     """
     for module in model.modules():
         if getattr(module, "fused_attn", False) and not isinstance(module, ChoosesAttention):
-            module.__class__ = _choosing(module.__class__)  # parameters and names stay
+            module.__class__ = _choosing(type(module))  # type: ignore[arg-type]  # taken for an instance
 
 
 class ChoosesAttention(nn.Module):
@@ -163,7 +163,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @torch.amp.custom_bwd(device_type="cpu")
-    def backward(ctx, grad_BATV: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx, grad_BATV: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # *grads
         """Return the gradients.
 
         grad v      = weights^T grad
@@ -289,6 +289,16 @@ class _Gelu(torch.autograd.Function):
 
 
 @contextmanager
+def forward_by(module: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
+    """Let a module compute its output by another function."""
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+@contextmanager
 def dense_layers(model: nn.Module, device: torch.device, precision: str) -> Iterator[None]:
     """Run the dense layers of a network with weights in `precision`; the weights themselves stay in fp32.
 
@@ -303,26 +313,22 @@ def dense_layers(model: nn.Module, device: torch.device, precision: str) -> Iter
     dtype = LOW_PRECISION.get(precision)
     is_packed = device.type == "cpu" and dtype == torch.bfloat16 and HAS_BF16 and _has_onednn()
     layers = [m for m in model.modules() if type(m) is nn.Linear and type(m.weight) is nn.Parameter]
-    replaced: list[nn.Module] = []
-    try:
-        for layer in layers if dtype or device.type == "cpu" else ():
-            if is_packed:
-                layer.forward = _packed(layer, NO_ACTIVATION)
-            elif dtype:
-                layer.forward = _cast(layer, dtype)
-            else:
-                layer.forward = partial(_by_blocks, weight=layer.weight, bias=layer.bias)
-            replaced.append(layer)
-        for mlp in model.modules() if is_packed else ():
-            form = _gelu_form(mlp.act) if type(mlp) is Mlp and mlp.fc1 in layers else None
-            if form:
-                mlp.fc1.forward = _packed(mlp.fc1, ("gelu", [], form))
-                mlp.act.forward = nn.Identity().forward
-                replaced.append(mlp.act)
+    forward: dict[nn.Module, Callable[..., Tensor]] = {}
+    for layer in layers if dtype or device.type == "cpu" else ():
+        if is_packed:
+            forward[layer] = _packed(layer, NO_ACTIVATION)
+        elif dtype:
+            forward[layer] = _cast(layer, dtype)
+        else:
+            forward[layer] = partial(_by_blocks, weight=layer.weight, bias=layer.bias)
+    for mlp in model.modules() if is_packed else ():
+        if type(mlp) is Mlp and mlp.fc1 in layers and (form := _gelu_form(mlp.act)):
+            forward[mlp.fc1] = _packed(mlp.fc1, ("gelu", [], form))
+            forward[mlp.act] = nn.Identity().forward
+    with ExitStack() as stack:
+        for module, instead in forward.items():
+            stack.enter_context(forward_by(module, instead))
         yield
-    finally:
-        for module in replaced:
-            del module.forward
 
 
 @cache

@@ -10,6 +10,9 @@ refuses to load `head.weight` by its shape.
 B batch, T tokens, R = 2 n rows, D hidden width, K classes.
 """
 
+from functools import partial
+from typing import Any, TypeGuard
+
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -27,16 +30,15 @@ class LayeredVisionTransformer(VisionTransformer):
 
     num_read: int
 
-    def forward_features(self, images_BCHW: Tensor, **masks) -> Tensor:
+    def forward_features(
+        self, images_BCHW: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
         """Return (B, T + R, D)."""
-        encoded_BTD, layers = self.forward_intermediates(
-            images_BCHW,
-            indices=self.num_read // 2,
-            norm=True,
-            output_fmt="NLC",
-            return_prefix_tokens=True,
-            **masks,
+        read = partial(self.forward_intermediates, norm=True, output_fmt="NLC", return_prefix_tokens=True)
+        outputs: Any = read(  # of several types, by its arguments
+            images_BCHW, indices=self.num_read // 2, attn_mask=attn_mask, is_causal=is_causal
         )
+        encoded_BTD, layers = outputs
         rows = [(prefix_BSD[:, :1], x_BND.mean(dim=1, keepdim=True)) for x_BND, prefix_BSD in layers]
         return torch.cat([encoded_BTD, *(row_B1D for pair in rows for row_B1D in pair)], dim=1)
 
@@ -46,11 +48,11 @@ class LayeredVisionTransformer(VisionTransformer):
         return features_BF if pre_logits else self.head(features_BF)
 
 
-def can_read_layers(model: nn.Module, num_layers: int) -> bool:
+def can_read_layers(model: nn.Module, num_layers: int) -> TypeGuard[VisionTransformer]:
     """Return whether the head of a network can read this many layers: of a plain ViT with a class token."""
-    is_plain = type(model) is VisionTransformer and has_normed_token(model)
     return (
-        is_plain
+        type(model) is VisionTransformer
+        and has_normed_token(model)
         and isinstance(model.head, nn.Linear)
         and model.head.bias is not None
         and isinstance(model.fc_norm, nn.Identity)
@@ -73,10 +75,12 @@ def with_layered_head(model: nn.Module, num_layers: int) -> LayeredVisionTransfo
             where="architecture, head_layers",
             fix="take a ViT of timm with a class token and as many blocks, or write the weights again",
         )
+    head = model.head
+    assert isinstance(head, nn.Linear), "checked above"
     layered = LayeredVisionTransformer.__new__(LayeredVisionTransformer)
     own = {"_modules": dict(model._modules), "_compiled_call_impl": None, "num_read": 2 * num_layers}
     layered.__dict__ = {**model.__dict__, **own}
-    old_KD, bias_K = model.head.weight.detach(), model.head.bias.detach()
+    old_KD, bias_K = head.weight.detach(), head.bias.detach()
     weight_KF = old_KD.new_zeros(len(old_KD), layered.num_read * old_KD.shape[1])
     weight_KF[:, columns_of_token(weight_KF.shape[1], num_layers)] = old_KD
     layered.head = nn.Linear(weight_KF.shape[1], len(old_KD), device="meta")  # which draws no numbers

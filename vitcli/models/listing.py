@@ -8,11 +8,11 @@ from vitcli.errors import VitError, nearest
 from vitcli.models.build import architecture
 from vitcli.models.flops import costs_without_head
 from vitcli.models.variants import VARIANTS, Variant, find_variant, matches
-from vitcli.output.document import simple_table
+from vitcli.output.document import Columns, simple_table
 
 ALWAYS_FITS = (224, 224)  # a multiple of every patch size in VARIANTS
-NUMBERS = ("parameters", "with 1,000 classes", "GMACs", "px", "stride", "tokens")
-COLUMNS = {"model": "id", **dict.fromkeys(NUMBERS, "number"), "timm": "id"}
+COLUMNS: Columns = {"model": "id", "parameters": "number", "with 1,000 classes": "number", "GMACs": "number",
+                    "px": "number", "stride": "number", "tokens": "number", "timm": "id"}  # fmt: skip
 PAGE = Path(__file__).with_name("page.md")  # docs/models.md, with holes for image size and table
 
 
@@ -27,7 +27,7 @@ def list_models(pattern: str | None, *, image_size: tuple[int, int]) -> dict[str
     """
     variant = find_variant(pattern or "")
     names = [variant.name] if variant else [n for n in VARIANTS if pattern is None or matches(n, pattern)]
-    if not names:
+    if pattern and not names:
         fix = "vit models lists all of them; --model takes any timm model too"
         raise VitError(f"no model matches {pattern!r}{nearest(pattern, VARIANTS)}", where="PATTERN", fix=fix)
     rows = [_row(VARIANTS[name], image_size) for name in names]
@@ -37,20 +37,21 @@ def list_models(pattern: str | None, *, image_size: tuple[int, int]) -> dict[str
 def _row(variant: Variant, image_size: tuple[int, int]) -> dict[str, Any]:
     """Return the row of a network, at the nearest smaller size that is a multiple of its patch size."""
     patch_size = architecture(variant.name, image_size=ALWAYS_FITS, num_classes=0).patch_size
-    size = tuple(max(side // patch_size, 1) * patch_size for side in image_size) if patch_size else image_size
-    arch = architecture(variant.name, image_size=size, num_classes=0)
+    step = patch_size or 1
+    height, width = (max(side // step, 1) * step for side in image_size)
+    arch = architecture(variant.name, image_size=(height, width), num_classes=0)
     cost = costs_without_head(arch)
     return {
         "name": variant.name,
         "timm_name": variant.timm_name if variant.is_timms else None,
-        "resolution": list(size),
+        "resolution": [height, width],
         "params": cost.params,
         "params_1000_classes": cost.params + 1000 * (cost.features + 1),
         "features": cost.features,
         "gmacs": round(cost.macs / 1e9, 3),
         "stride": patch_size,
-        "patch_grid": list(arch.patch_grid) if patch_size else None,
-        "tokens": math.prod(arch.patch_grid) + 1 if patch_size else None,
+        "patch_grid": list(arch.patch_grid) if arch.patch_grid else None,
+        "tokens": math.prod(arch.patch_grid) + 1 if arch.patch_grid else None,
     }
 
 

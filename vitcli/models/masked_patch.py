@@ -343,15 +343,15 @@ def backbone_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _check_network(vit: nn.Module) -> None:
     """Refuse a network without a token for each patch of one grid, or a norm over all of its tokens."""
-    is_whole = (
-        isinstance(vit, VisionTransformer)
-        and not (vit.dynamic_img_size or vit.attn_pool or list(vit.fc_norm.parameters()))
-        and isinstance(vit.patch_drop, nn.Identity)
-    )
-    if is_whole:
-        stem = vit.patch_embed
-        num_and_side = zip(stem.grid_size, stem.feat_ratio(as_scalar=False), strict=True)
-        is_whole = tuple(num * side for num, side in num_and_side) == tuple(stem.img_size)
+    is_whole = False
+    if isinstance(vit, VisionTransformer):
+        pools_otherwise = vit.dynamic_img_size or vit.attn_pool or list(vit.fc_norm.parameters())
+        num_and_side = zip(
+            vit.patch_embed.grid_size, vit.patch_embed.feat_ratio(as_scalar=False), strict=True
+        )
+        covered = tuple(num * side for num, side in num_and_side)
+        keeps_all = isinstance(vit.patch_drop, nn.Identity) and covered == tuple(vit.patch_embed.img_size)
+        is_whole = keeps_all and not pools_otherwise
     if not is_whole:
         raise VitError(
             f"masked patch prediction is not possible with this {type(vit).__name__}",

@@ -109,8 +109,8 @@ def resample_patch_embedding(kernel_DCPP: Tensor, patch_size: int, *, method: st
     if patch_size < 1:
         fix = "take a patch size of 1 or more"
         raise VitError(f"a patch of {patch_size} pixels cannot be projected", where="patch size", fix=fix)
-    options = {"interpolation": "bilinear", "antialias": False} if method == "paper" else {}
-    return resample_patch_embed(kernel_DCPP, [patch_size, patch_size], **options)
+    kernel, is_timms = "bilinear" if method == "paper" else "bicubic", method == "timm"
+    return resample_patch_embed(kernel_DCPP, [patch_size, patch_size], kernel, antialias=is_timms)
 
 
 def similarity_at_landmarks(
@@ -224,7 +224,7 @@ def install(model: VisionTransformer, *, kind: str, place: str, dropout: float) 
             pass
         case "relative", _:
             for block in model.blocks:
-                _make_relative(block.attn, _num_tokens(model))
+                _make_relative(block.get_submodule("attn"), _num_tokens(model))
         case _, "stem":
             model.positions = Positions(model, kind, dropout)
             # The next module after the place where timm adds its own position embedding.
@@ -251,6 +251,9 @@ class Positions(nn.Module):
     `add` and `add_and_drop` are the hooks. They are methods, so that a deep copy of the network adds its own
     embedding and not the original's.
     """
+
+    table: Tensor
+    prefix: Tensor | None
 
     def __init__(self, model: VisionTransformer, kind: str, dropout: float):
         super().__init__()
@@ -291,7 +294,7 @@ class Positions(nn.Module):
         grid = square_grid(num_tokens - num_prefix)
         if self.kind == "sincos2d":
             return sincos2d(grid, num_tokens, own_1TD.shape[-1]).to(own_1TD)
-        return resample_posemb(own_1TD, own_grid, grid, num_prefix=num_prefix, method=self.method)
+        return resample_posemb(own_1TD, own_grid, grid, num_prefix=num_prefix, method=self.method or "paper")
 
     def add(self, module: nn.Module, args: tuple) -> tuple:
         """Return the arguments of `module` with the embedding added to the first one, its tokens."""
@@ -320,9 +323,10 @@ def sincos2d(grid: tuple[int, int], num_tokens: int, width: int) -> Tensor:
 
     The frequencies are those of MoCo v3 and big_vision's posemb_sincos_2d. Prefix tokens have zeros.
     """
-    on_cpu = {"dtype": torch.float64, "device": "cpu"}  # the same bits under any default device and dtype
-    y_HW, x_HW = torch.meshgrid(*(torch.arange(side, **on_cpu) for side in grid), indexing="ij")
-    w_d = 10_000 ** -torch.linspace(0, 1, width // 4, **on_cpu)
+    with torch.device("cpu"):  # with a dtype, the same bits under any default device and dtype
+        places = (torch.arange(side, dtype=torch.float64) for side in grid)
+        y_HW, x_HW = torch.meshgrid(*places, indexing="ij")
+        w_d = 10_000 ** -torch.linspace(0, 1, width // 4, dtype=torch.float64)
     x_Nd, y_Nd = (places_HW.reshape(-1, 1) * w_d for places_HW in (x_HW, y_HW))
     patches_ND = torch.cat([x_Nd.sin(), x_Nd.cos(), y_Nd.sin(), y_Nd.cos()], dim=1)
     return F.pad(patches_ND, (0, 0, num_tokens - len(patches_ND), 0))[None]
@@ -338,6 +342,8 @@ class RelativeAttention(Attention):
 
     `relative_embed` (R, D) has the row of offset o at T - 1 + o.
     """
+
+    relative_embed: Tensor
 
     def forward(self, tokens_BTD: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         num_tokens = tokens_BTD.shape[1]
@@ -379,11 +385,11 @@ def relative_logits(q_BATE: Tensor, embedding_RD: Tensor) -> Tensor:
 
 def resample(
     state: dict[str, Tensor],
+    old_grid: tuple[int, int],
+    new_grid: tuple[int, int],
     *,
     kind: str,
     place: str,
-    old_grid: tuple[int, int],
-    new_grid: tuple[int, int],
     num_prefix: int,
     method: str = "paper",
 ) -> tuple[dict[str, Tensor], list[str]]:
@@ -448,7 +454,7 @@ def _along_one_axis(table_HD: Tensor, old_length: int, new_length: int) -> Tenso
     return resample_posemb(table_HD[None], (old_length, 1), (new_length, 1), num_prefix=0)[0]
 
 
-def _make_relative(attention: Attention, num_tokens: int) -> None:
+def _make_relative(attention: nn.Module, num_tokens: int) -> None:
     assert type(attention) is Attention and attention.gate is None, "not the paper's attention"
     attention.__class__ = RelativeAttention  # parameters and names stay, and one is added
     attention.relative_embed = _drawn(attention, 2 * num_tokens - 1, attention.proj.in_features)

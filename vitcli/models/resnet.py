@@ -5,6 +5,7 @@ ResNet of any depth and width. timm then builds both from JSON arguments, and re
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,12 +35,13 @@ def vitcli_hybrid(pretrained: bool = False, *, resnet_blocks, resnet_width, **kw
         resnet_blocks: bottleneck blocks in each stage; an empty list for the stem alone.
         resnet_width: factor on the 64 channels of the stem and on those of the stages.
     """
-    options = {"stem_type": "same", "preact": False, "conv_layer": partial(StdConv2dSame, eps=1e-8)}
+    options: dict[str, Any] = dict(
+        stem_type="same", preact=False, conv_layer=partial(StdConv2dSame, eps=1e-8)
+    )
+    backbone: nn.Module = create_resnetv2_stem(3, make_divisible(64 * resnet_width), **options)
     if resnet_blocks:
         options |= {"width_factor": resnet_width, "num_classes": 0, "global_pool": ""}
         backbone = ResNetV2(layers=resnet_blocks, **options)
-    else:
-        backbone = create_resnetv2_stem(3, make_divisible(64 * resnet_width), **options)
     return build_model_with_cfg(
         VisionTransformer,
         "vitcli_hybrid",
@@ -63,7 +65,8 @@ class OfficialStdConv2dSame(StdConv2dSame):
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         if self.same_pad:
-            images_BCHW = pad_same(images_BCHW, self.kernel_size, self.stride, self.dilation)
+            kernel_size, stride, dilation = map(list, (self.kernel_size, self.stride, self.dilation))
+            images_BCHW = pad_same(images_BCHW, kernel_size, stride, dilation)
         std, mean = torch.std_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
         standardised = (self.weight - mean) / (std + HYBRID_STD_EPS)
         return F.conv2d(images_BCHW, standardised, self.bias, self.stride, self.padding, self.dilation)

@@ -28,7 +28,7 @@ class Variant:
         timm_name: first argument of timm.create_model.
         is_timms: whether that alone builds this network, without further arguments.
         layers, hidden, mlp, heads: size of the transformer; 0 for a network without one.
-        patch_size: kernel of the patch embedding, in pixels; in cells of the ResNet's output for a hybrid.
+        patch_size: kernel of the patch embedding, in pixels; in cells of a hybrid's ResNet; or 0.
         blocks: blocks of each stage of the ResNet; () is the stem alone; None for a network without a ResNet.
         width: factor on the channels of the ResNet.
     """
@@ -40,7 +40,7 @@ class Variant:
     hidden: int = 0
     mlp: int = 0
     heads: int = 0
-    patch_size: int | None = None
+    patch_size: int = 0
     blocks: tuple[int, ...] | None = None
     width: int = 1
 
@@ -54,7 +54,9 @@ class Variant:
         """Return the size as keyword arguments of timm.create_model."""
         if self.layers:
             return vit_args(**{key: getattr(self, key) for key in SIZES})
-        return {"layers": list(self.blocks), "width_factor": self.width} if self.timm_name == BIT else {}
+        return (
+            {"layers": list(self.blocks or ()), "width_factor": self.width} if self.timm_name == BIT else {}
+        )
 
 
 def _vit(name: str, size: tuple[int, int, int, int], patch_size: int, timm_name: str, **more) -> Variant:
@@ -139,7 +141,7 @@ def resized(variant: Variant, **size: int) -> Variant:
     hidden, patch_size = size.get("hidden"), size.get("patch_size")
     if hidden:
         size = {"mlp": 4 * hidden, "heads": max(hidden // 64, 1), **size}
-    other = replace(variant, is_timms=False, **size)
+    other = Variant(**(vars(variant) | {"is_timms": False} | size))
     if other.hidden % other.heads:
         raise VitError(
             f"a width of {other.hidden} does not divide into {other.heads} heads",

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from vitcli.output.text import escape_markdown, plain, terminal_width
 
 Kind = Literal["number", "text", "clipped", "file", "id", "command"]
+Columns = Mapping[str, Kind]  # the kind of each, by its header
 # Columns of a terminal that a folded text keeps as long as it can, and one that is cut off at the least.
 LEAST_WIDTH, TIGHT_WIDTH = 18, 8
 LONGEST_PIECE = 36  # columns of a word that is not broken
@@ -215,7 +216,7 @@ CSV_HEADER = (
 )  # fmt: skip
 
 
-def simple_table(columns: Mapping[str, Kind], rows: Iterable[Sequence[str]]) -> Table:
+def simple_table(columns: Columns, rows: Iterable[Sequence[str]]) -> Table:
     """Return a table of texts without a title; `columns` maps each header to the kind of its column."""
     corner, *others = (Header(name, kind=kind) for name, kind in columns.items())
     lines = (Row(Header(name), tuple(map(Cell, cells))) for name, *cells in rows)

@@ -4,16 +4,18 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.typing import RcKeyType
 
 from vitcli.output.atomic import replace_file
 
 # The eight colors of Okabe and Ito, distinct for color-blind readers too; yellow last: it is pale on paper.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#888888", "#C9B800")
 BLUE, ORANGE, GREEN = COLORS[:3]
-STYLE = {
+STYLE: dict[RcKeyType, Any] = {
     "figure.figsize": (5.0, 3.2),
     "figure.dpi": 160,
     "font.size": 10,

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from vitcli.data.split import Split
 from vitcli.distributed.transfer import constant
-from vitcli.evaluation import inference, multilabel, regression
+from vitcli.evaluation import inference, regression
 from vitcli.evaluation import masked_patch as patch_evaluation
 from vitcli.evaluation.metrics import Metrics, PatchMetrics
-from vitcli.evaluation.multilabel import MultilabelMetrics
+from vitcli.evaluation.multilabel import MultilabelMetrics, multilabel_metrics
 from vitcli.evaluation.regression import RegressionMetrics, RegressionTarget
 from vitcli.models import masked_patch
 from vitcli.recipe.schema import Objective as ObjectiveSettings
@@ -178,19 +178,32 @@ def training_task(
         target = target_of_split(train_split) if train_split else UNIT
         return TrainingTask(
             objective=partial(squared_error, target=target),
-            score=partial(regression.score, target=target),
+            score=_scored(partial(regression.predict_numbers, target=target), regression.metrics_of),
             line=_number_line,
             published=lambda state: state,
             target=target,
         )
     loss = loss_fn(settings.loss, label_smoothing=settings.label_smoothing, class_weights=class_weights)
-    gives_several = train_split is not None and gives_several_labels(settings, train_split)
+    score, gives_several = inference.evaluate, train_split and gives_several_labels(settings, train_split)
+    if gives_several:
+        predict = partial(inference.predict_split, num_classes=train_split.num_classes, project=None)
+        score = _scored(predict, multilabel_metrics)
     return TrainingTask(
         objective=supervised(loss, mixup=settings.mixup, cutmix=settings.cutmix),
-        score=multilabel.score if gives_several else inference.evaluate,
+        score=score,
         line=_several_line if gives_several else _class_line,
         published=lambda state: state,
     )
+
+
+def _scored(predict: Callable[..., Any], metrics_of: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a function to the metrics of what `predict` returns for a split, and the undecodable images."""
+
+    def score(*arguments: Any) -> tuple[Any, list[str]]:
+        predictions, skipped = predict(*arguments)
+        return metrics_of(predictions), skipped
+
+    return score
 
 
 def _class_line(metrics: Metrics) -> str:

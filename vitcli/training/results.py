@@ -17,15 +17,11 @@ from vitcli.distributed import peers
 from vitcli.distributed.runtime import peak_memory_gib
 from vitcli.evaluation import mistakes, multilabel
 from vitcli.evaluation.diagnosis import advice, findings, median_short_side
+from vitcli.evaluation.files import file_of, write_file
 from vitcli.evaluation.metrics import Metrics
 from vitcli.evaluation.multilabel import Multilabel, MultilabelMetrics
-from vitcli.evaluation.predictions import Predictions, write_predictions
-from vitcli.evaluation.regression import (
-    NumberPredictions,
-    RegressionTarget,
-    intervals_of,
-    write_numbers,
-)
+from vitcli.evaluation.predictions import Predictions
+from vitcli.evaluation.regression import NumberPredictions, intervals_of
 from vitcli.evaluation.statistics import interval_of
 from vitcli.export.model_card import model_card
 from vitcli.output import run_folder
@@ -39,6 +35,7 @@ from vitcli.training.setup import TrainingJob
 from vitcli.training.text import all_rows
 from vitcli.training.validation import AnyMetrics
 from vitcli.weights.average import START
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import read_weights, write_weights
 from vitcli.weights.licences import KEY as LICENCE
 from vitcli.weights.licences import UNKNOWN
@@ -162,35 +159,29 @@ def details_of(
         skipped: names of images that could not be read.
     """
     if isinstance(predictions, NumberPredictions):
-        return {**target_of_run(job).as_metadata(), "intervals": intervals_of(predictions)}
+        return {**predictions.target.as_metadata(), "intervals": intervals_of(predictions)}
     return findings_of(job, metrics, predictions, len(skipped))
 
 
-def target_of_run(job: TrainingJob) -> RegressionTarget | None:
-    """Return what a regression predicts; None for other runs."""
-    return training_task(job.recipe.objective, job.splits.train).target
-
-
-def weights_description(job: TrainingJob) -> dict[str, Any]:
+def weights_description(job: TrainingJob) -> WeightsInfo:
     """Return what is stored with the weights of a run and is known before its first step."""
-    target = target_of_run(job)
+    target = training_task(job.recipe.objective, job.splits.train).target
     even = Multilabel((multilabel.EVEN,) * job.start.arch.num_classes)
     gives_several = gives_several_labels(job.recipe.objective, job.splits.train)
-    return {
-        "preprocessing": preprocessing_of(job.recipe.data).as_dict(),
-        "class_names": job.splits.train.class_names if job.start.arch.num_classes else None,
-        "metadata": {
-            **({LICENCE: job.start.licence} if job.start.licence not in (None, UNKNOWN) else {}),
-            "trained_by": job.command,
-            "from": job.start.origin and public_name(job.start.origin),
-            **({START: job.start.digest} if job.start.digest else {}),
-            "steps": job.plan.total_steps,
-            "averaged": bool(job.recipe.optimizer.average),
-            "dev_cut": job.splits.eval.dev_cut,
-            **(target.as_metadata() if target else {}),
-            **(even.as_metadata() if gives_several else {}),
-        },
+    metadata = {
+        **({LICENCE: job.start.licence} if job.start.licence not in (None, UNKNOWN) else {}),
+        "trained_by": job.command,
+        "from": job.start.origin and public_name(job.start.origin),
+        **({START: job.start.digest} if job.start.digest else {}),
+        "steps": job.plan.total_steps,
+        "averaged": bool(job.recipe.optimizer.average),
+        "dev_cut": job.splits.eval.dev_cut,
+        **(target.as_metadata() if target else {}),
+        **(even.as_metadata() if gives_several else {}),
     }
+    class_names = job.splits.train.class_names if job.start.arch.num_classes else None
+    pixels = preprocessing_of(job.recipe.data).as_dict()
+    return WeightsInfo(job.start.arch, pixels, class_names, metadata)
 
 
 @peers.finishing()
@@ -215,14 +206,12 @@ def write_results(
     folder.log({"step": job.plan.total_steps, "eval": asdict(metrics)})
     if summary["fewshot"]:
         folder.log({"step": job.plan.total_steps, "probe": summary["fewshot"]})
-    described = weights_description(job)
-    described["metadata"] |= metadata
     if isinstance(metrics, Metrics | MultilabelMetrics):
-        described["metadata"] |= {"top1": metrics.top1}
-    write_weights(folder.path, weights, job.start.arch, **described)
-    if isinstance(predictions, NumberPredictions):
-        _write_numbers(job, folder.path, predictions, summary)
-    elif predictions:
+        metadata = metadata | {"top1": metrics.top1}
+    description = weights_description(job)
+    description = description._replace(metadata=description.metadata | metadata)
+    write_weights(folder.path, weights, description)
+    if predictions:
         names, pixels = job.names_of_classes, preprocessing_of(job.recipe.data)
         write_run_predictions(folder.path, job.splits.eval, pixels, names, predictions, summary)
     records = read_jsonl(folder.path / run_folder.METRICS)
@@ -239,28 +228,16 @@ def write_run_predictions(
     split: Split,
     preprocessing: Preprocessing,
     class_names: Sequence[str],
-    predictions: Predictions,
+    predictions: Predictions | NumberPredictions,
     summary: dict[str, Any],
 ) -> None:
-    """Write the predictions of the final evaluation of `split`, and its most confident mistakes."""
-    keys = ("model", "dataset", "eval_split", "resolution", "preprocessing", "top1")
-    about = {"ckpt": str(path), **{key: summary[key] for key in keys}, "class_map": None}
-    about |= {"class_names": list(class_names), "dev_cut": split.dev_cut}
-    places = mistakes.places_of(split, predictions.rows_N)
-    file = str(path / run_folder.PREDICTIONS)
-    write_predictions(file, predictions, predictions.rows_N, places, about)
-    described = mistakes.describe(predictions, class_names, places, np.arange(len(split)))
-    mistakes.write_mistakes(path, described, mistakes.images_of(predictions, split, preprocessing))
-
-
-def _write_numbers(
-    job: TrainingJob, path: Path, predictions: NumberPredictions, summary: dict[str, Any]
-) -> None:
-    """Write the predicted numbers of the final evaluation."""
-    keys = ("model", "dataset", "eval_split", "resolution", "preprocessing", "mae", "target")
-    about = {"ckpt": str(path), **{key: summary[key] for key in keys}, "dev_cut": job.splits.eval.dev_cut}
-    places = mistakes.places_of(job.splits.eval, predictions.rows_N)
-    write_numbers(str(path / run_folder.NUMBERS), predictions, predictions.rows_N, places, about)
+    """Write the predictions of the final evaluation of `split`; of classes, its most confident mistakes."""
+    about = {"ckpt": str(path), "class_names": list(class_names), "dev_cut": split.dev_cut}
+    rows, places = np.arange(len(split)), mistakes.places_of(split, predictions.rows_N)
+    write_file(path / file_of(predictions), predictions, rows, places, summary | about)
+    if isinstance(predictions, Predictions):
+        described = mistakes.describe(predictions, class_names, places, rows)
+        mistakes.write_mistakes(path, described, mistakes.images_of(predictions, split, preprocessing))
 
 
 def write_sweep_results(

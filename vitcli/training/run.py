@@ -210,10 +210,10 @@ class TrainingRun:
         if not self._makes_plans or not run_folder.checkpoint_folders(path):
             self._write_plan()
         # Weights of a checkpoint can be used before the run ends.
-        described = weights_description(self.job)
-        write_config(path, self.job.start.arch, **described)
-        if described["class_names"]:
-            self.folder.write_text(run_folder.CLASSES, lines_of(described["class_names"]))
+        description = weights_description(self.job)
+        write_config(path, description)
+        if description.class_names:
+            self.folder.write_text(run_folder.CLASSES, lines_of(description.class_names))
         if self.job.images.placements:
             self.folder.log_timing({"decoded_images": self.job.images.record()})
         show = self.job.progress.detail if options.title else self.job.progress.note
@@ -301,7 +301,7 @@ class TrainingRun:
                 evaluation.score_to_stop(state.step)
             if saver:
                 saver.save(wait=True)
-            state.deliver_best()
+            state.deliver(state.best.tensors)
             self.job.progress.note(f"delivered: the weights of step {state.best.step}, the best evaluation")
 
     def _plan_again(self, state: TrainingState, evaluation: PeriodicEvaluation) -> None:

@@ -69,17 +69,21 @@ class TrainingState:
         states = [self.model.state_dict(), self.average.tensors if self.average else {}]
         self.runtime.broadcast(state[name] for state in states for name in sorted(names & state.keys()))
 
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The weights to evaluate and publish: averaged, if the recipe asks for that."""
+        return self.average.tensors if self.average else self.model.state_dict()
+
     def final_weights(self) -> dict[str, Tensor]:
         """Return the weights to publish, averaged if enabled, on the first process; all processes call it.
 
         Adapters are added to the weights that they adapt.
         """
-        tensors = self.average.tensors if self.average else self.model.state_dict()
-        return fsdp.whole(adapters.merged(tensors), keep=self.runtime.is_main)
+        return fsdp.whole(adapters.merged(self.weights), keep=self.runtime.is_main)
 
-    def deliver_best(self) -> None:
-        """Make the weights of the best evaluation those of the network."""
-        self.model.load_state_dict(self.best.tensors)
+    def deliver(self, weights: dict[str, Tensor]) -> None:
+        """Make these the weights of the network, also in the place of an average."""
+        self.model.load_state_dict(fsdp.all_sliced_like(weights, self.model.state_dict()))
         self.average = None
 
     def snapshot(self, fingerprint: dict[str, Any], folder: RunFolder | None) -> Checkpoint | None:

@@ -109,9 +109,7 @@ class PeriodicEvaluation:
         state = self.state
         with self.evaluated_model() as model:
             metrics, _ = self.task.score(model, self.job.splits.choice, self.preprocessing, self.settings)
-        state.best.observe(
-            step, metrics, state.average.tensors if state.average else state.model.state_dict()
-        )
+        state.best.observe(step, metrics, state.weights)
         return metrics
 
     def evaluate(self) -> tuple[AnyMetrics, list[str]]:
@@ -160,15 +158,14 @@ class PeriodicEvaluation:
             with self.evaluated_model() as model:
                 arguments = model, split, self.preprocessing, self.settings
                 numbers, skipped = regression.predict_numbers(*arguments, target=target)
-            return regression.metrics_of(numbers, target), skipped, numbers
+            return regression.metrics_of(numbers), skipped, numbers
         has_none = self.job.recipe.objective.loss == "masked_patch" or len(split) > MOST_PREDICTIONS
         if has_none or (split.is_multilabel and split.is_large):
             return *self.evaluate(), None
         predictions, skipped = self.predictions_of(split)
         if gives_several_labels(self.job.recipe.objective, self.job.splits.train):
             return multilabel.multilabel_metrics(predictions), skipped, predictions
-        ranks_N, losses_N = map(torch.from_numpy, (predictions.ranks_N, predictions.losses_N))
-        return metrics_of(ranks_N, losses_N), skipped, predictions
+        return metrics_of(predictions.ranks_N, predictions.losses_N), skipped, predictions
 
     def predictions_of(self, split: Split) -> tuple[Predictions, list[str]]:
         """Return the predictions of a split, and the names of the undecodable images."""

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 from vitcli.distributed import startup
 from vitcli.errors import VitError, nearest
 from vitcli.models.variants import VARIANTS, find_variant, matches, num_params, variant_of_timm
-from vitcli.output.document import Kind, simple_table
+from vitcli.output.document import Columns, simple_table
 from vitcli.output.text import plain
 from vitcli.weights.authors import FILES, IN21K, STORAGE
 from vitcli.weights.licences import UNKNOWN, is_non_commercial
-from vitcli.weights.names import DEMO, Reference, tags_by_network
+from vitcli.weights.names import DEMO, Reference, registered, tags_by_network
 
 TABLE = Path(__file__).with_name("timm_weights.csv")
 COLUMNS_OF_TABLE = ("name", "height", "width", "classes", "parameters", "licence")
@@ -84,11 +84,12 @@ NOT_SAID = "not in its name"
 STAGES = ("in21k", "in22k", "in12k", "in1k", "jft")  # words of a tag that are shown by stage of training
 MOST_COUNTED = 40  # networks without a formula or a row in the table: to count one takes up to half a second
 MOST_SHOWN = 30  # lines of weights in a terminal where the networks are more
-COLUMNS_OF_WEIGHTS = {"--ckpt": "id", "trained on": "text", "px": "number", "MB": "number", "here": "id"}
-COLUMNS = {"--ckpt": "id", "trained on": "text", "px": "number", "classes": "number", "parameters": "number",
-           "licence": "text"}  # fmt: skip
-COLUMNS_OF_FAMILIES = {"family": "id", "weights": "number", "parameters": "number", "px": "number",
-                       "licence": "text", "such as": "id"}  # fmt: skip
+COLUMNS_OF_WEIGHTS: Columns = {"--ckpt": "id", "trained on": "text", "px": "number", "MB": "number",
+                               "here": "id"}  # fmt: skip
+COLUMNS: Columns = {"--ckpt": "id", "trained on": "text", "px": "number", "classes": "number",
+                    "parameters": "number", "licence": "text"}  # fmt: skip
+COLUMNS_OF_FAMILIES: Columns = {"family": "id", "weights": "number", "parameters": "number", "px": "number",
+                                "licence": "text", "such as": "id"}  # fmt: skip
 FOOT_OF_WEIGHTS = """
 --ckpt takes these names, timm/NAME and addresses too (docs/weights.md). NAME@...
 is the authors' file in gs://vit_models or gs://bit_models, such as
@@ -309,11 +310,9 @@ def _named_weights() -> Iterator[KnownWeights]:
 
 
 def _in_timm(name: str) -> KnownWeights:
-    import timm
-
-    config = timm.models.get_pretrained_cfg(name)
+    config = registered(name)
     height, width = config.input_size[1:]
-    licence, source = (config.license or UNKNOWN).lower(), config.hf_hub_id or config.url
+    licence, source = (config.license or UNKNOWN).lower(), config.hf_hub_id or str(config.url)
     return KnownWeights(name, (height, width), config.num_classes, licence=licence, source=source)
 
 
@@ -340,9 +339,7 @@ def _params_with_head(known: KnownWeights, network: str) -> int | None:
 
 def _params_of(network: str) -> int | None:
     """Count the parameters of timm's network without a head, at its own size; None if timm cannot."""
-    import timm
-
-    height, width = timm.models.get_pretrained_cfg(network).input_size[1:]
+    height, width = registered(network).input_size[1:]
     counted = _counted(network, network, (height, width))
     return counted and counted[0]
 
@@ -418,7 +415,7 @@ def as_markdown(result: dict[str, Any]) -> str:
 Groups = list[tuple[str, list[list[str]]]]  # a heading, or "", and the cells of the rows below it
 
 
-def _groups(result: dict[str, Any]) -> tuple[dict[str, Kind], Groups, str]:
+def _groups(result: dict[str, Any]) -> tuple[Columns, Groups, str]:
     """Return the columns of a table, its rows by heading, and what stands below it."""
     if "weights" in result:
         groups = [

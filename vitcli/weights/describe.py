@@ -48,16 +48,26 @@ FORMAT = 1  # of our metadata
 
 
 class WeightsInfo(NamedTuple):
-    """Everything that `Weights` knows about its tensors."""
+    """Everything that `Weights` knows about its tensors; the first four are stored beside them."""
 
     architecture: Architecture
     preprocessing: dict | None
     class_names: tuple[str, ...] | None
-    numerics: str
     metadata: dict
+    numerics: str = ""  # these follow from the origin
     format: str = ""  # added by `describe`
     preprocessing_from: str = STORED
     imagenet: str = ""  # timm's name of the ImageNet whose classes the head has, if it stores no names
+
+    def as_dict(self) -> dict:
+        """Return what the header of a .safetensors file and config.json have under "vit"."""
+        return {
+            "format": FORMAT,
+            "architecture": self.architecture.as_dict(),
+            "preprocessing": self.preprocessing,
+            "class_names": list(self.class_names) if self.class_names else None,
+            "metadata": self.metadata,
+        }
 
 
 def describe(source: WeightsSource, content: WeightsContent, model_name: str | None) -> WeightsInfo:
@@ -104,7 +114,7 @@ def _from_our_metadata(vit: dict) -> WeightsInfo:
         raise file_error(f"{len(class_names)} class names are stored for {arch.num_classes} classes")
     preprocessing = dict(vit["preprocessing"]) if vit.get("preprocessing") else None
     numerics = f"{GELU_TEXTS[arch.gelu]}, as stored with the weights"
-    return WeightsInfo(arch, preprocessing, class_names, numerics, dict(vit.get("metadata") or {}))
+    return WeightsInfo(arch, preprocessing, class_names, dict(vit.get("metadata") or {}), numerics)
 
 
 def _from_foreign(
@@ -128,7 +138,7 @@ def _from_foreign(
         arch, preprocessing, origin = as_timm_knows(arch, tag=tag)
         why = f"as weights tagged {tag} have it"
     numerics = f"{GELU_TEXTS[arch.gelu]}, {why if arch.is_of_the_paper else 'by its own definition'}"
-    return WeightsInfo(arch, preprocessing, class_names, numerics, metadata, preprocessing_from=origin)
+    return WeightsInfo(arch, preprocessing, class_names, metadata, numerics, preprocessing_from=origin)
 
 
 def _from_huggingface(source: WeightsSource, content: WeightsContent, model_name: str | None) -> WeightsInfo:
@@ -136,7 +146,7 @@ def _from_huggingface(source: WeightsSource, content: WeightsContent, model_name
     if "model_type" not in source.config:
         arch = recognise(content.state, heads=_num_heads(model_name))
         arch = replace(arch, gelu="erf", norm_eps=CONFIG_DEFAULTS["layer_norm_eps"])
-        return WeightsInfo(arch, None, None, f"{GELU_TEXTS['erf']}, as Hugging Face has it", {})
+        return WeightsInfo(arch, None, None, {}, f"{GELU_TEXTS['erf']}, as Hugging Face has it")
     config = read_config(source.config)
     arch = recognise(content.state, heads=config.heads, image_size=config.image_size)
     _check_sizes(source.config, arch, config.patch_size)
@@ -148,7 +158,7 @@ def _from_huggingface(source: WeightsSource, content: WeightsContent, model_name
     preprocessing = read_preprocessor(stored, arch.image_size) if stored else None
     metadata = {"config": source.config, "unused_tensors": list(content.unused)}
     numerics = f"{GELU_TEXTS[arch.gelu]}, as its config.json says"
-    return WeightsInfo(arch, preprocessing, class_names, numerics, metadata)
+    return WeightsInfo(arch, preprocessing, class_names, metadata, numerics)
 
 
 def _check_sizes(config: dict, arch: Architecture, patch_size: int) -> None:

@@ -155,10 +155,9 @@ def _drop_missing_head(diagnosis: Diagnosis, info: WeightsInfo) -> None:
 
 def _floats(stored: StoredTensors) -> dict[str, Tensor]:
     """Return the floating-point tensors in float32, under the file's own names."""
-    if stored.spelling == "official":
-        arrays = {name: array for name, array in stored.tensors.items() if array.dtype.kind == "f"}
-        return {name: torch.from_numpy(np.array(array, np.float32)) for name, array in arrays.items()}
-    return {name: t.float() for name, t in stored.tensors.items() if t.is_floating_point()}
+    arrays = {name: array for name, array in stored.arrays.items() if array.dtype.kind == "f"}
+    tensors = {name: torch.from_numpy(np.array(array, np.float32)) for name, array in arrays.items()}
+    return tensors | {name: t.float() for name, t in stored.tensors.items() if t.is_floating_point()}
 
 
 def mismatches(state: dict[str, Tensor], expected: dict[str, torch.Size]) -> dict[str, list[str]]:

@@ -9,9 +9,10 @@ import json
 import math
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,16 +51,17 @@ class StoredTensors(NamedTuple):
     """Contents of a file under its own names, shapes and dtypes.
 
     Attributes:
-        tensors: arrays, if the file is an npz.
         spelling: of the names: "timm", "official" or "huggingface".
         vit: our metadata, or {}.
         has_values: whether the tensors hold numbers, and not only their shapes.
+        arrays: the contents of an npz, in the place of tensors.
     """
 
-    tensors: dict[str, Tensor] | dict[str, np.ndarray]
+    tensors: dict[str, Tensor]
     spelling: str
     vit: dict
     has_values: bool = True
+    arrays: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class WeightsContent(NamedTuple):
@@ -115,9 +117,9 @@ def stored_files(path: Path) -> list[Path]:
 
 def _read_shards(index: Path, values: bool) -> StoredTensors:
     """Read the tensors of all shards; each must be in the shard that the list names, and in no other."""
-    shards, state = stored_files(index), {}
+    state: dict[str, Tensor] = {}
     listed = load_json(index)["weight_map"]
-    for shard in shards:
+    for shard in stored_files(index):
         if not shard.is_file():
             fix = "fetch all of its shards"
             raise file_error(f"{index.name} names {shard.name}, which is missing", fix=fix)
@@ -132,9 +134,10 @@ def _read_shards(index: Path, values: bool) -> StoredTensors:
 
 def in_timms_naming(stored: StoredTensors) -> WeightsContent:
     """Convert the tensors to timm's naming; WeightsError where an expected one is missing."""
-    state, heads, unused = stored.tensors, None, ()
-    if stored.spelling == "official":
-        state, heads = from_official(state, device="cpu" if stored.has_values else "meta")
+    state, heads = stored.tensors, None
+    unused: tuple[str, ...] = ()
+    if stored.arrays:
+        state, heads = from_official(stored.arrays, device="cpu" if stored.has_values else "meta")
     elif stored.spelling == "huggingface":
         state, unused = from_huggingface(state)
     else:
@@ -165,7 +168,7 @@ def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for _, tensor in ordered:
-            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -222,7 +225,7 @@ def checksum_of(tensors: dict[str, Tensor], text: str) -> str:
     digest = xxhash.xxh3_128(text.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -240,7 +243,7 @@ def _read_npz(path: Path, values: bool) -> StoredTensors:
             if not is_official(archive.files):
                 raise file_error("the array names are not those of the authors' code")
             arrays = {name: archive[name] if values else shapes[name] for name in archive.files}
-    return StoredTensors(arrays, "official", {})
+    return StoredTensors({}, "official", {}, arrays=arrays)
 
 
 def _read_pth(path: Path, values: bool) -> StoredTensors:
@@ -291,7 +294,7 @@ class _FewPickledBytes(io.BufferedReader):
 
     num_pickled = 0
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int | None = -1) -> bytes:
         return self._counted(super().read(size))
 
     def readline(self, size: int | None = -1) -> bytes:

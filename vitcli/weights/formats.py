@@ -14,6 +14,7 @@ from vitcli.models.architecture import Architecture
 from vitcli.models.variants import BIT, HYBRID
 from vitcli.output.atomic import replace_file
 from vitcli.output.text import count_of
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.files import write_npz
 from vitcli.weights.io import FEATURE_STATISTICS, Weights, read_weights, write_weights, write_weights_file
 from vitcli.weights.jax import SPELLINGS, to_official
@@ -38,7 +39,7 @@ def format_of(to: str | None, out: Path, *, names: str) -> str:
     """
     by_suffix = {suffix: format for format, suffix in SUFFIXES.items()}.get(out.suffix)
     format = to or by_suffix
-    if to not in (None, *SUFFIXES):
+    if to is not None and to not in SUFFIXES:
         fix = f"one of {', '.join(SUFFIXES)}"
         raise VitError(f"there is no format {to!r}{nearest(to, SUFFIXES)}", where="--to", fix=fix)
     if format is None:
@@ -147,23 +148,24 @@ def write(
         WeightsError: the authors' format has no name for a tensor.
         MachineError: the disk is full, or a package is missing.
     """
-    state, arch = weights.state, weights.architecture
-    about = {"preprocessing": weights.preprocessing, "class_names": weights.class_names}
+    state, arch, pixels = weights.state, weights.architecture, weights.preprocessing
+    description = WeightsInfo(arch, pixels, weights.class_names, weights.metadata)
     match format:
         case "timm":
-            write_weights(path, state, arch, **about, metadata=weights.metadata)
+            write_weights(path, state, description)
         case "safetensors":
-            write_weights_file(path, state, arch, **about, metadata=weights.metadata)
+            write_weights_file(path, state, description)
         case "npz":
             blocks = getattr(model, "blocks", None)
             heads = blocks[0].attn.num_heads if blocks else None
             write_official(path, state, heads=heads, names=names)
         case "onnx" | "pt2":
-            # Nothing but this file tells its users which pixels it wants.
-            if weights.preprocessing:
-                about["preprocessing"] = Preprocessing.from_dict(weights.preprocessing).as_rules()
+            assert form, "of a file that takes images"
             stored = {"model": arch.name, "architecture": json.dumps(arch.as_dict())}
             stored |= {"input": form.input, "precision": form.precision}
+            # Nothing but this file tells its users which pixels it wants.
+            rules = Preprocessing.from_dict(pixels).as_rules() if pixels else None
+            about = {"preprocessing": rules, "class_names": weights.class_names}
             about |= {key: weights.metadata.get(key) for key in OF_LABELS}
             stored |= {key: json.dumps(value) for key, value in about.items() if value}
             if weights.licence != UNKNOWN:
@@ -190,6 +192,7 @@ def read_back(format: str, path: Path, form: ProgramForm | None = None) -> nn.Mo
             case "onnx":
                 model = OnnxNetwork(path)
             case "pt2":
+                assert form, "of a file that takes images"
                 model = Pt2Network(path, form)
             case _:
                 model, _, _ = load(read_weights(str(path)))

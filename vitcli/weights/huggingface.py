@@ -9,7 +9,7 @@ have those on the left, in `layers.0`. Networks with a head add the prefix `vit.
 import math
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # PIL's numbers
 PROCESSORS = ("ViTImageProcessor", "ViTImageProcessorFast", "ViTImageProcessorPil", "ViTFeatureExtractor")
 STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb")
 # Defaults of transformers for keys that the file omits.
-CONFIG_DEFAULTS = {
+CONFIG_DEFAULTS: dict[str, Any] = {
     "hidden_size": 768, "num_attention_heads": 12, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
     "image_size": 224, "patch_size": 16, "num_channels": 3, "num_labels": 2,
 }  # fmt: skip
@@ -206,7 +206,7 @@ def _geometry(given: dict, image_size: tuple[int, int]) -> tuple[str, float, tup
     """Return `resize` and `crop_fraction` of Preprocessing, and the resulting height and width."""
     crop = _sides(given, "crop_size", PROCESSOR) if given["do_center_crop"] else None
     if not given["do_resize"]:
-        return "none", 1.0, crop or tuple(image_size)
+        return "none", 1.0, crop or image_size
     if isinstance(given["size"], dict) and _is_count(edge := given["size"].get("shortest_edge")):
         if len(given["size"]) > 1 or crop is None or max(crop) > edge:
             raise _wrong(f"a short side of {edge} without a crop within it", PROCESSOR, "size, crop_size")
@@ -283,7 +283,7 @@ def _three(given: dict, key: str) -> list[float]:
     return [float(number) for number in numbers]
 
 
-def _is_count(value) -> bool:
+def _is_count(value) -> TypeGuard[int]:
     return type(value) is int and value > 0
 
 

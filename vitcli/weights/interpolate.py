@@ -17,7 +17,7 @@ from vitcli.models.pos_embed import resample_patch_embedding, similarity_at_land
 from vitcli.models.variants import VARIANTS
 from vitcli.output.atomic import check_out
 from vitcli.output.text import pairs
-from vitcli.weights.describe import RESAMPLED_FROM
+from vitcli.weights.describe import RESAMPLED_FROM, WeightsInfo
 from vitcli.weights.formats import non_square_size, unsupported_feature, write_official
 from vitcli.weights.io import Weights, read_weights, write_weights_file
 from vitcli.weights.jax import SPELLINGS
@@ -66,7 +66,7 @@ def interpolate_posemb(
     state = dict(weights.state)
     if patch_size:
         state[KERNEL] = resample_patch_embedding(state[KERNEL], patch_size, method=method)
-    state, resampled = resample_posemb(weights, state, new.patch_grid, method=method)
+    state, resampled = resample_posemb(weights, state, new.known_grid, method=method)
     _write(path, state, new, weights)
     return {
         "command": "interpolate-posemb",
@@ -160,16 +160,15 @@ def _write(path: Path, state: dict[str, Tensor], arch: Architecture, weights: We
     # The scores belong to the weights before
     metadata = {key: v for key, v in weights.metadata.items() if key not in ("top1", "top5", "loss")}
     metadata.setdefault(RESAMPLED_FROM, weights.source)
-    stored = {"preprocessing": preprocessing, "class_names": weights.class_names, "metadata": metadata}
-    write_weights_file(path, state, arch, **stored)
+    write_weights_file(path, state, WeightsInfo(arch, preprocessing, weights.class_names, metadata))
 
 
 def _geometry(arch: Architecture, num_prefix: int) -> dict[str, Any]:
     return {
         "image_size": list(arch.image_size),
         "patch_size": arch.patch_size,
-        "patch_grid": list(arch.patch_grid),
-        "tokens": num_prefix + math.prod(arch.patch_grid),
+        "patch_grid": list(arch.known_grid),
+        "tokens": num_prefix + math.prod(arch.known_grid),
         "gmacs": round(forward_macs(arch) / 1e9, 3),
     }
 
@@ -178,10 +177,10 @@ def _similarity(
     weights: Weights, state: dict[str, Tensor], resampled: list[str], new: Architecture
 ) -> dict[str, float] | None:
     """Return the lowest similarity of any resampled table; None where no table has a row for each token."""
-    old_grid, num_prefix = weights.architecture.patch_grid, num_prefix_rows(weights)
+    old_grid, num_prefix = weights.architecture.known_grid, num_prefix_rows(weights)
     similarities = [
         similarity_at_landmarks(
-            weights.state[name], old_grid, state[name], new.patch_grid, num_prefix=num_prefix
+            weights.state[name], old_grid, state[name], new.known_grid, num_prefix=num_prefix
         )
         for name in resampled
         if name == "pos_embed" or name.endswith("positions.table")

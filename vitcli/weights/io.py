@@ -18,7 +18,7 @@ from vitcli.output.atomic import replace_file, write_json
 from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name
 from vitcli.weights import imagenet, licences
-from vitcli.weights.describe import FORMAT, STORED, WeightsInfo, describe
+from vitcli.weights.describe import STORED, WeightsInfo, describe
 from vitcli.weights.diagnose import check_finite, diagnose
 from vitcli.weights.files import (
     CHECKSUM,
@@ -95,8 +95,9 @@ def read_weights(
         WeightsError: the first problem that `diagnose` finds.
     """
     diagnosis = diagnose(ckpt, model_name=model_name, progress=Progress(quiet=quiet), stop_at_problem=True)
-    place = public_name(diagnosis.source.name)
-    weights = Weights(state=diagnosis.state, source=ckpt, fetched_from=place, **diagnosis.info._asdict())
+    info, place = diagnosis.info, public_name(diagnosis.source.name)
+    assert info is not None, "its absence is a problem"
+    weights = Weights(state=diagnosis.state, source=ckpt, fetched_from=place, **info._asdict())
     if gelu is None:
         return weights
     arch = weights.architecture
@@ -122,15 +123,7 @@ def read_description(ckpt: str, *, model_name: str | None = None, quiet: bool = 
         return describe(source, content, model_name)
 
 
-def write_weights(
-    folder: Path,
-    state: dict[str, Tensor],
-    arch: Architecture,
-    *,
-    preprocessing: dict,
-    class_names: tuple[str, ...] | None,
-    metadata: dict,
-) -> None:
+def write_weights(folder: Path, state: dict[str, Tensor], description: WeightsInfo) -> None:
     """Write model.safetensors and config.json, which `read_weights` and timm's "local-dir:" both read.
 
     The header of model.safetensors holds all metadata too, so that the file is complete on its own.
@@ -139,38 +132,22 @@ def write_weights(
         NotFiniteError: a tensor holds NaN or infinity; nothing is written.
         MachineError: the disk is full or the folder is not writable; no file is ever half written.
     """
-    described = {"preprocessing": preprocessing, "class_names": class_names, "metadata": metadata}
-    write_weights_file(folder / "model.safetensors", state, arch, **described)
-    write_config(folder, arch, **described)
+    write_weights_file(folder / "model.safetensors", state, description)
+    write_config(folder, description)
 
 
-def write_config(
-    folder: Path,
-    arch: Architecture,
-    *,
-    preprocessing: dict,
-    class_names: tuple[str, ...] | None,
-    metadata: dict,
-) -> None:
+def write_config(folder: Path, description: WeightsInfo) -> None:
     """Write the config.json of weights that stand, or will stand, in the folder or its checkpoints."""
-    # People read config.json, and two lines of digests for each image are nothing to read.
-    readable = {key: value for key, value in metadata.items() if key not in ONLY_IN_THE_FILE}
-    vit = _our_metadata(arch, preprocessing, class_names, readable)
-    config = timm_config(arch, preprocessing, class_names)
-    if licence := metadata.get(licences.KEY):
+    assert description.preprocessing, "timm's transform follows from it"
+    config = timm_config(description.architecture, description.preprocessing, description.class_names)
+    if licence := description.metadata.get(licences.KEY):
         config["pretrained_cfg"][licences.KEY] = licence
-    write_json(folder / "config.json", config | {"vit": vit})
+    # People read config.json, and two lines of digests for each image are nothing to read.
+    readable = {key: value for key, value in description.metadata.items() if key not in ONLY_IN_THE_FILE}
+    write_json(folder / "config.json", config | {"vit": description._replace(metadata=readable).as_dict()})
 
 
-def write_weights_file(
-    file: Path,
-    state: dict[str, Tensor],
-    arch: Architecture,
-    *,
-    preprocessing: dict | None,
-    class_names: tuple[str, ...] | None,
-    metadata: dict,
-) -> None:
+def write_weights_file(file: Path, state: dict[str, Tensor], description: WeightsInfo) -> None:
     """Write one .safetensors file; raises as `write_weights` does."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     try:
@@ -178,18 +155,6 @@ def write_weights_file(
     except WeightsError as error:
         fix = "go back to the last good checkpoint"
         raise NotFiniteError(error.message, where=str(file), fix=fix) from error
-    text = json.dumps(_our_metadata(arch, preprocessing, class_names, metadata))
+    text = json.dumps(description.as_dict())
     header = {"format": "pt", "vit": text, CHECKSUM: checksum_of(tensors, text)}
     replace_file(file, lambda path: write_safetensors(path, tensors, header))
-
-
-def _our_metadata(
-    arch: Architecture, preprocessing: dict | None, class_names: tuple[str, ...] | None, metadata: dict
-) -> dict:
-    return {
-        "format": FORMAT,
-        "architecture": arch.as_dict(),
-        "preprocessing": preprocessing,
-        "class_names": list(class_names) if class_names else None,
-        "metadata": metadata,
-    }

@@ -12,7 +12,7 @@ M MLP, E representation, K classes; in a ResNet R root, F and O inner and outer 
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -137,7 +137,7 @@ def layout_of(names: Iterable[str], marks: dict[str, str]) -> Layout:
 
     is_bit = bool(matches("bit")) and not matches("vit")
     units_of_stage = Counter(int(stage) for stage, _ in set(matches("unit")))
-    units = tuple(count for _, count in sorted(units_of_stage.items()))
+    units: tuple[int, ...] | None = tuple(count for _, count in sorted(units_of_stage.items()))
     if is_bit:
         units = units or (1,)
     elif not matches("backbone"):
@@ -210,9 +210,10 @@ def _backbone(units: tuple[int, ...]) -> Iterator[Array]:
 
 def _bit(layout: Layout) -> Iterator[Array]:
     """Yield the arrays of a BiT ResNet: a norm precedes its convolution and has its input channels."""
-    conv, last = "standardized_conv2d/kernel", f"O{len(layout.units)}"
+    units, conv = layout.units or (), "standardized_conv2d/kernel"
+    last = f"O{len(units)}"
     yield _array(f"resnet/root_block/{conv}", "stem.conv.weight", CONV, "7 7 C R")
-    for stage, unit, number, axes in _residual_convs(layout.units):
+    for stage, unit, number, axes in _residual_convs(units):
         block, in_timm = f"resnet/block{stage}/unit{unit:02d}", f"stages.{stage - 1}.blocks.{unit - 1}"
         if number == 0:
             yield _array(f"{block}/a/proj/{conv}", f"{in_timm}.downsample.conv.weight", CONV, axes)
@@ -264,7 +265,7 @@ def is_official(names: Iterable[str]) -> bool:
     return any(_without_prefix(name) in FIRST_ARRAYS for name in names)
 
 
-def from_official(arrays: dict[str, np.ndarray], *, device: str = "cpu") -> OfficialContent:
+def from_official(arrays: Mapping[str, np.ndarray], *, device: str = "cpu") -> OfficialContent:
     """Convert the arrays of an official file to a state dict in timm's naming, float32; each is used once.
 
     A representation layer becomes `head.pre_logits.*`, and the head after it `head.head.*`
@@ -282,7 +283,7 @@ def from_official(arrays: dict[str, np.ndarray], *, device: str = "cpu") -> Offi
         fix = "use a ViT with a class token or with average pooling"
         raise WeightsError("this is a ViT with attention pooling", where="array names", fix=fix)
     # Take every array of the network's table, checking shapes against each other
-    layout, state, sizes = layout_of(left, OFFICIAL), {}, {}
+    layout, state, sizes = layout_of(left, OFFICIAL), dict[str, Tensor](), Sizes()
     for name, rows in groupby(table(layout), key=attrgetter("timm")):
         state[name] = _concatenated([_take(left, entry, sizes, device) for entry in rows])
     if left:
@@ -312,7 +313,7 @@ def to_official(state: dict[str, Tensor], *, heads: int | None, spelling: str) -
     if layout.is_bit and spelling != "published":
         message = f"there is no {spelling} spelling of a BiT ResNet"
         raise WeightsError(message, where="--names", fix="BiT has one spelling: published")
-    arrays, sizes = {}, {}
+    arrays, sizes = dict[str, np.ndarray](), Sizes()
     for name, rows in groupby(entries, key=attrgetter("timm")):
         arrays |= _split(state[name], list(rows), sizes, heads)
     if spelling == "published":
@@ -362,7 +363,7 @@ def _split(tensor: Tensor, entries: list[Array], sizes: Sizes, heads: int | None
     if "H" in entries[0].axes and (not heads or sizes["D"] % heads):
         raise _bad_state(f"the width {sizes['D']} of the tensor {name} does not split into {heads} heads")
     return {
-        entry.official: np.array(entry.kind.to_official(part, heads).numpy(), order="C")
+        entry.official: np.array(entry.kind.to_official(part, heads or 0).numpy(), order="C")
         for entry, part in zip(entries, parts, strict=True)
     }
 
@@ -387,7 +388,7 @@ def _check_tensor_names(state: dict[str, Tensor], entries: list[Array]) -> None:
         raise _bad_state(f"the tensor {missing[0]} is missing")
 
 
-def _in_linen_spelling(arrays: dict[str, np.ndarray]) -> dict[str, OfficialArray]:
+def _in_linen_spelling(arrays: Mapping[str, np.ndarray]) -> dict[str, OfficialArray]:
     """Return the model's arrays without prefix, and without the other contents of a training checkpoint."""
     prefix = next((p for p in PREFIXES if any(name.startswith(p) for name in arrays)), "")
     stored = {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitcli.output.redaction import public_name
 from vitcli.weights.authors import STORAGE
-from vitcli.weights.names import DEMO
+from vitcli.weights.names import DEMO, registered
 
 if TYPE_CHECKING:
     from vitcli.weights.locate import WeightsSource
@@ -93,7 +93,7 @@ def _of_timm(name: str) -> str:
 
     if "." not in name or not timm.models.is_model_pretrained(name):
         return ""
-    return _name(timm.models.get_pretrained_cfg(name).license)
+    return _name(registered(name).license)
 
 
 def _of_card(card: Path | None) -> str:

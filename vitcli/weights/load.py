@@ -17,6 +17,7 @@ from vitcli.models.build import (
     resampled_by_timm,
     takes_image_size,
 )
+from vitcli.models.features import TimmNetwork
 from vitcli.output.progress import Progress
 from vitcli.output.text import count_of, first_few
 from vitcli.weights.diagnose import check_fits
@@ -70,7 +71,7 @@ def load(
     drop_path: float = 0.0,
     patch_dropout: float = 0.0,
     posemb_method: str = "auto",
-) -> tuple[nn.Module, Architecture, LoadReport]:
+) -> tuple[TimmNetwork, Architecture, LoadReport]:
     """Return a network with these weights, on the CPU and in training mode.
 
     Args:
@@ -84,7 +85,7 @@ def load(
         VitError: an image size the patches do not divide, or a network without such dropout.
     """
     stored = weights.architecture
-    size = tuple(image_size) if image_size else stored.image_size
+    size = image_size or stored.image_size
     if num_classes is None:
         arch = replace(stored, image_size=size)
         if size != stored.image_size:
@@ -105,7 +106,7 @@ def load_with_head(
     num_classes: int,
     data_name: str,
     **options,
-) -> tuple[nn.Module, Architecture, LoadReport]:
+) -> tuple[TimmNetwork, Architecture, LoadReport]:
     """Return a network with these weights and their own head, its classes in the order of the data.
 
     Args:
@@ -162,7 +163,7 @@ def load_for_inference(
     progress: Progress,
     *,
     needs_head: bool = True,
-) -> tuple[nn.Module, Architecture]:
+) -> tuple[TimmNetwork, Architecture]:
     """Build the network on the device, in evaluation mode; note the tensors that were not loaded as stored.
 
     Raises:
@@ -194,7 +195,8 @@ def load_into(
         WeightsError: any tensor is missing, unexpected or of another shape.
     """
     state, expected = dict(weights.state), {name: t.shape for name, t in model.state_dict().items()}
-    resampled, missing, replaced = [], [], []
+    resampled: list[str] = []
+    missing, replaced = [], []
     with attribute_errors_to(weights.source):
         # Resample the position embeddings to another patch grid
         if weights.architecture.image_size != arch.image_size:
@@ -222,8 +224,8 @@ def _resampled(
     one image size, timm resamples in its own way.
     """
     stored = weights.architecture
-    old_grid, new_grid, resampled = stored.patch_grid, arch.patch_grid, []
-    state = dict(weights.state)
+    old_grid, new_grid = stored.patch_grid, arch.patch_grid
+    state, resampled = dict(weights.state), list[str]()
     if old_grid and new_grid and old_grid != new_grid:
         state, resampled = resample_posemb(weights, state, new_grid, method=method)
     has_table = old_grid is None and takes_image_size(arch.timm_name) and "pos_embed" in state
@@ -247,13 +249,15 @@ def resample_posemb(
     weights: Weights, state: dict[str, Tensor], new_grid: tuple[int, int], *, method: str
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return a state dict with the position embeddings for another patch grid, and the names of these."""
-    arch = weights.architecture
-    grids = {"old_grid": arch.patch_grid, "new_grid": new_grid, "num_prefix": num_prefix_rows(weights)}
-    return pos_embed.resample(state, kind=arch.posemb, place=arch.posemb_at, method=method, **grids)
+    arch, rows = weights.architecture, num_prefix_rows(weights)
+    kind, place, old_grid = arch.posemb, arch.posemb_at, arch.known_grid
+    return pos_embed.resample(
+        state, old_grid, new_grid, kind=kind, place=place, num_prefix=rows, method=method
+    )
 
 
 def num_prefix_rows(weights: Weights) -> int:
     """Count the rows of the position embedding for tokens that stand for no patch: class token, registers."""
     if "pos_embed" not in weights.state:
         return int("cls_token" in weights.state)
-    return weights.state["pos_embed"].shape[1] - math.prod(weights.architecture.patch_grid)
+    return weights.state["pos_embed"].shape[1] - math.prod(weights.architecture.known_grid)

@@ -27,6 +27,7 @@ from vitcli.weights.names import (
     WEIGHTS_NAMES,
     Reference,
     check_local,
+    registered,
     resolve,
     suggest,
 )  # fmt: skip
@@ -119,9 +120,7 @@ def _timms_config(network: str) -> dict[str, Any]:
     """Return the config.json that timm's weights at an address of their own would have beside them."""
     if not network:
         return {}
-    import timm
-
-    known = timm.models.get_pretrained_cfg(network)
+    known = registered(network)
     config = {"architecture": known.architecture, "num_classes": known.num_classes}
     return config | {"pretrained_cfg": json.loads(json.dumps(asdict(known), default=str))}
 

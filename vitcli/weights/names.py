@@ -7,18 +7,21 @@ import os
 import re
 from collections import defaultdict
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from vitcli.distributed import startup
 from vitcli.errors import WeightsError, nearest, nearest_path
 from vitcli.io.credentials import with_credentials
+from vitcli.io.files import package_folder
 from vitcli.models.variants import VARIANTS, Variant, find_variant, variant_of_timm
 from vitcli.output.run_folder import ARMS, DRAWS, RECIPE, SUMMARY, checkpoint_folders
 from vitcli.output.text import first_few
 from vitcli.weights.authors import FILES, STORAGE, authors_files, find_authors_file
+
+if TYPE_CHECKING:  # timm takes seconds
+    from timm.models import PretrainedCfg
 
 FORMATS = {
     ".safetensors": "safetensors",
@@ -113,9 +116,10 @@ def check(ckpt: str) -> None:
         return
     name, _, pretraining = ckpt.partition("@")
     if find_variant(name):
-        may_be_timms = pretraining and not find_authors_file(name, pretraining)
+        may_be_timms = bool(pretraining) and not find_authors_file(name, pretraining)
     else:
-        may_be_timms = re.fullmatch(r"(timm/)?[\w.@-]+", ckpt) and not ckpt.endswith(ENDINGS)
+        is_short = re.fullmatch(r"(timm/)?[\w.@-]+", ckpt) is not None
+        may_be_timms = is_short and not ckpt.endswith(ENDINGS)
         if may_be_timms and not ckpt.startswith("timm/") and not _resembles_timms(name):
             raise _nothing(ckpt)
     if not may_be_timms:
@@ -124,8 +128,8 @@ def check(ckpt: str) -> None:
 
 def _resembles_timms(name: str) -> bool:
     """Return whether timm has a network of this name or of a similar one, by its source files."""
-    (folder,) = find_spec("timm").submodule_search_locations
-    sources = "".join(file.read_text(encoding="utf-8") for file in Path(folder, "models").glob("*.py"))
+    files = (package_folder("timm") / "models").glob("*.py")
+    sources = "".join(file.read_text(encoding="utf-8") for file in files)
     network = name.partition(".")[0]
     # A former name stands in quotes, as the key of the present one.
     if network in re.findall(r"[\"'](\w+)[\"']:", sources):
@@ -277,7 +281,7 @@ def _of_the_paper(variant: Variant, pretraining: str) -> Reference:
 
 def tags_of(variant: Variant) -> dict[str, str]:
     """Return timm's tags for weights of the paper's network, each with the timm name at its resolution."""
-    tags = {}
+    tags: dict[str, str] = {}
     for network, known in tags_by_network().items() if variant.is_timms else ():
         for tag in known if variant_of_timm(network) == variant else ():
             tags.setdefault(tag if tag not in tags else f"{tag}_{network.rpartition('_')[2]}", network)
@@ -302,14 +306,14 @@ def _in_timm(ckpt: str) -> Reference:
     import timm
 
     given, _, revision = ckpt.removeprefix("timm/").partition("@")
-    name = timm.models.get_deprecated_models().get(given, given)  # its name now, if timm renamed it
+    name = timm.models.get_deprecated_models().get(given) or given  # its name now, if timm renamed it
     network, _, tag = name.partition(".")
     is_known = timm.models.is_model_pretrained(name)
     if tag and not is_known and ckpt.startswith("timm/"):
         return _on_the_hub(ckpt)  # they may be newer than this timm
     if not is_known:
         raise _unknown_in_timm(ckpt, network, tag)
-    known = timm.models.get_pretrained_cfg(name)
+    known = registered(name)
     note = ""
     if name != given:
         note = f"{ckpt}: {known.hf_hub_id or known.url}, as timm calls it now"
@@ -319,26 +323,31 @@ def _in_timm(ckpt: str) -> Reference:
         variant = variant_of_timm(network)
         papers = authors_files(variant.name) if variant else []
         note += f"; the paper's own: {papers[0].name}" if papers else ""
-    tag = known.tag or tag
-    timms = {"tag": tag, "network": f"{network}.{tag}", "note": note}
-    if not known.hf_hub_id:
-        return Reference("address", known.url, **timms)
-    return Reference("hub", known.hf_hub_id, revision, known.hf_hub_filename or "", **timms)
+    tag, reference = known.tag or tag, Reference("address", str(known.url))
+    if known.hf_hub_id:
+        reference = Reference("hub", known.hf_hub_id, revision, known.hf_hub_filename or "")
+    return reference._replace(tag=tag, network=f"{network}.{tag}", note=note)
+
+
+def registered(name: str) -> "PretrainedCfg":
+    """Return what timm's registry says of its weights NETWORK.TAG, or of those that it loads by default."""
+    startup.load()
+    import timm
+
+    known = timm.models.get_pretrained_cfg(name)
+    assert known is not None, f"timm has weights {name}"
+    return known
 
 
 def suggest(name: str) -> str:
     """Return `, did you mean timm/NAME.TAG?` for a mistyped name of timm's weights, or nothing."""
-    startup.load()
-    import timm
-
     network, _, tag = name.removeprefix("timm/").partition(".")
     tags = tags_by_network()
     if network not in tags:
         network = next(iter(get_close_matches(network, tags, n=1, cutoff=SIMILAR)), "")
     if not network:
         return ""
-    default = timm.models.get_pretrained_cfg(network).tag
-    closest = get_close_matches(tag, tags[network], n=1) or [default]
+    closest = get_close_matches(tag, tags[network], n=1) or [registered(network).tag or ""]
     return f", did you mean 'timm/{network}.{closest[0]}'?"
 
 

@@ -113,7 +113,7 @@ def _exported(program: FromImages, form: ProgramForm) -> torch.onnx.ONNXProgram:
     axes = {number: torch.export.Dim(name) for number, name in form.axes.items()}
     try:
         with exporting(), redirect_stdout(StringIO()):
-            return torch.onnx.export(
+            exported = torch.onnx.export(
                 program,
                 (form.example(),),
                 dynamo=True,
@@ -129,6 +129,8 @@ def _exported(program: FromImages, form: ProgramForm) -> torch.onnx.ONNXProgram:
             where=f"torch {torch.__version__}",
             fix="export to safetensors or timm, or try other versions of torch and onnxscript",
         ) from error
+    assert exported is not None, "by dynamo"
+    return exported
 
 
 def _name_data_by_contents(path: Path, graph: Any) -> None:

@@ -6,6 +6,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -50,20 +51,21 @@ def summarise(ckpt: str, *, model_name: str | None, quiet: bool = False) -> dict
         WeightsError: no such file, or one that cannot be parsed.
     """
     diagnosis = diagnose(ckpt, model_name=model_name, progress=Progress(quiet=quiet))
-    file, tensors, info = diagnosis.source.file, diagnosis.stored.tensors, diagnosis.info
+    file, stored, info = diagnosis.source.file, diagnosis.stored, diagnosis.info
+    dtypes = [t.dtype for t in stored.tensors.values()] + [a.dtype for a in stored.arrays.values()]
     return {
         "command": "inspect",
         "ckpt": ckpt,
         "file": str(file),
         "file_bytes": sum(part.stat().st_size for part in stored_files(file)),
         "format": info.format if info else diagnosis.source.format,
-        "spelling": diagnosis.stored.spelling,
+        "spelling": stored.spelling,
         "recognised": diagnosis.is_recognised,
         **_network(diagnosis),
         **_stored_values(info),
-        "num_tensors": len(tensors),
+        "num_tensors": len(dtypes),
         "num_params": _num_params(diagnosis.state),
-        "dtypes": dict(Counter(str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values())),
+        "dtypes": dict(Counter(str(dtype).removeprefix("torch.") for dtype in dtypes)),
         **_mismatches(diagnosis),
         "non_finite": find_non_finite(diagnosis.state),
         "unused": list(diagnosis.unused),
@@ -82,12 +84,13 @@ def _num_params(state: dict[str, Tensor]) -> int:
 
 def _network(diagnosis: Diagnosis) -> dict[str, Any]:
     """Describe the architecture; its geometry only if timm can build it."""
-    expected, arch = diagnosis.expected, diagnosis.info and diagnosis.info.architecture
+    expected, arch = diagnosis.expected, diagnosis.info.architecture if diagnosis.info else None
     built = arch if expected is not None else None
-    grid = built and built.patch_grid
-    has_tokens = grid and ("pos_embed" in expected or arch.posemb != "1d")
-    num_prefix = num_prefix_tokens(expected) if has_tokens else None
-    macs = None
+    grid = built.patch_grid if built else None
+    posemb = num_prefix = tokens = macs = None
+    if grid and built and expected and ("pos_embed" in expected or built.posemb != "1d"):
+        posemb, num_prefix = built.posemb, num_prefix_tokens(expected)
+        tokens = num_prefix + math.prod(grid)
     if built:
         with suppress(VitError), as_weights_error("the costs"):
             macs = forward_macs(built)
@@ -98,11 +101,11 @@ def _network(diagnosis: Diagnosis) -> dict[str, Any]:
         "resolution": arch and list(arch.image_size),
         "patch_size": built and built.patch_size,
         "patch_grid": list(grid) if grid else None,
-        "tokens": num_prefix + math.prod(grid) if has_tokens else None,
+        "tokens": tokens,
         "prefix_tokens": num_prefix,
         "head": arch and _head(arch),
         "classifier": built and built.classifier,
-        "posemb": arch.posemb if has_tokens else None,
+        "posemb": posemb,
         "num_classes": arch and arch.num_classes,
         "forward_gmacs": macs and round(macs / 1e9, 3),
     }
@@ -146,6 +149,7 @@ def _summary(preprocessing: dict) -> str | None:
     """Summarise the preprocessing in one line; None if another version stored it."""
     with suppress(VitError), as_weights_error("the stored preprocessing"):
         return Preprocessing.from_dict(preprocessing).summary()
+    return None
 
 
 def _mismatches(diagnosis: Diagnosis) -> dict[str, list[str] | None]:
@@ -162,7 +166,9 @@ def _commands(ckpt: str, model_name: str | None, diagnosis: Diagnosis) -> list[l
         has_no_name = not diagnosis.is_recognised and model_name is None
         asks_for_it = has_no_name and "--model" in diagnosis.problems[0].fix
         return [["inspect", ckpt, "--summary", "--model", "NAME"]] if asks_for_it else []
-    info, arch, commands = diagnosis.info, diagnosis.info.architecture, []
+    info = diagnosis.info
+    assert info is not None, "its absence is a problem"
+    arch, commands = info.architecture, []
     source = ["--ckpt", ckpt, *(["--model", model_name] if model_name else [])]
     dataset, labelled = "DATA", "DATA"
     if info.format == "demo":
@@ -277,14 +283,16 @@ def _some(names: list[str], count: int | None = None) -> str:
     return first_few([_truncated(name, MAX_NAME) for name in names], MAX_ENTRIES, total=count)
 
 
+_wrap = partial(textwrap.wrap, width=WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
 def _section(title: str, rows: Iterable[tuple[str | int, str]]) -> list[str]:
     """Return a title and its lines, control characters removed; nothing without rows."""
     lines = []
     for name, text in rows:
         start = f"  {name}. " if isinstance(name, int) else f"  {plain(_truncated(name, MAX_NAME)):<11} "
-        indents = {"initial_indent": start, "subsequent_indent": " " * min(len(start), INDENT)}
-        text = plain(_truncated(text, MAX_TEXT))
-        lines += textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False, **indents)
+        text, indent = plain(_truncated(text, MAX_TEXT)), " " * min(len(start), INDENT)
+        lines += _wrap(text, initial_indent=start, subsequent_indent=indent)
     return ["", title, *lines] if lines else []
 
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import attrgetter
 
@@ -15,7 +16,7 @@ from vitcli.models.variants import BIT, HYBRID, VARIANTS, variant_of_timm, vit_a
 
 PREFIX_TOKENS = ("cls_token", "dist_token", "reg_token")  # tensors with a row for each such token
 
-Shapes = dict[str, tuple[int, ...]]
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 def recognise(
@@ -67,11 +68,11 @@ def _transformer(shapes: Shapes, heads: int | None, image_size: tuple[int, int] 
     size_of = attrgetter("layers", "hidden", "mlp", "patch_size", "blocks", "width")
     known = (v for v in VARIANTS.values() if size_of(v) == size and heads in (None, v.heads))
     variant = next(known, None)
-    if variant is None and (heads is None or hidden % heads):
-        sizes = f"{layers} layers of width {hidden}, an MLP of {mlp}, patches of {kernel}"
-        raise _unrecognised(f"no known model has {sizes}")
     if variant:
         name, timm_name, args = variant.name, variant.timm_name, variant.timm_args
+    elif heads is None or hidden % heads:
+        sizes = f"{layers} layers of width {hidden}, an MLP of {mlp}, patches of {kernel}"
+        raise _unrecognised(f"no known model has {sizes}")
     else:
         args = vit_args(layers=layers, hidden=hidden, mlp=mlp, heads=heads, patch_size=kernel)
         name, timm_name = f"ViT ({layers} layers, {hidden} wide)", "vit_base_patch16_224"
@@ -93,7 +94,8 @@ def _transformer(shapes: Shapes, heads: int | None, image_size: tuple[int, int] 
     )
     name = name if variant else f"{name}/{arch.patch_size}"
     if image_size is None:
-        image_size = (_side_of_grid(shapes) * arch.patch_size,) * 2
+        assert arch.patch_size, "it is a transformer"
+        image_size = (side := _side_of_grid(shapes) * arch.patch_size), side
     return replace(arch, name=name, image_size=image_size)
 
 
@@ -166,12 +168,11 @@ def from_timm_config(config: dict, *, tag: str) -> tuple[Architecture, dict | No
     timm_name = config["architecture"]
     num_classes = int(args.pop("num_classes", config.get("num_classes", stored.get("num_classes", 1000))))
     size = args.pop("img_size", None) or list(stored.get("input_size", (3, 224, 224)))[1:]
-    image_size = (size, size) if isinstance(size, int) else tuple(map(int, size))
-    variant, name = variant_of_timm(timm_name), timm_name
-    is_of_the_paper = variant is not None and not args and re.match(r"(orig|augreg)(_|$)", tag)
-    if is_of_the_paper:
-        name, timm_name, args = variant.name, variant.timm_name, variant.timm_args
-    gelu = "tanh" if is_of_the_paper else "timm"
+    height, width = (size, size) if isinstance(size, int) else map(int, size)
+    image_size, name, gelu = (height, width), timm_name, "timm"
+    variant = variant_of_timm(timm_name)
+    if variant and not args and re.match(r"(orig|augreg)(_|$)", tag):  # of the paper
+        name, timm_name, args, gelu = variant.name, variant.timm_name, variant.timm_args, "tanh"
     arch = Architecture(name, timm_name, image_size, num_classes, gelu, pre_logits=False, model_args=args)
     names = config.get("label_names", stored.get("label_names"))
     class_names = tuple(map(str, names)) if isinstance(names, list) and len(names) == num_classes else None

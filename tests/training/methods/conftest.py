@@ -10,6 +10,7 @@ from tests.conftest import run
 from vitcli import recipe as recipes
 from vitcli.errors import VitError
 from vitcli.models.build import TransformerOptions, architecture, build
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import write_weights
 
 PREPROCESSING = {
@@ -40,7 +41,9 @@ def ckpt(tmp_path_factory) -> Path:
     """The folder of a small checkpoint."""
     folder, (model, arch) = tmp_path_factory.mktemp("ckpt"), tiny()
     state = model.state_dict()
-    write_weights(folder, state, arch, preprocessing=PREPROCESSING, class_names=None, metadata={})
+    write_weights(
+        folder, state, WeightsInfo(arch, preprocessing=PREPROCESSING, class_names=None, metadata={})
+    )
     return folder
 
 

@@ -25,6 +25,7 @@ from vitcli.training.methods import refit
 from vitcli.training.methods.initial_head import LabelledFeatures
 from vitcli.training.methods.probe_head import ClosedFormHead
 from vitcli.training.methods.refit import lr_of
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import write_weights_file
 
 LAYERED = ("--set", "model.head=refit", "--set", "model.head_layers=2")
@@ -42,7 +43,7 @@ def blind(tmp_path_factory) -> Path:
         torch.nn.init.zeros_(block.attn.proj.weight)
     file = tmp_path_factory.mktemp("blind") / "blind.safetensors"
     about = {"preprocessing": None, "class_names": None, "metadata": {}}
-    write_weights_file(file, model.state_dict(), arch, **about)
+    write_weights_file(file, model.state_dict(), WeightsInfo(arch, **about))
     return file
 
 

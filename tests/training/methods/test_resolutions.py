@@ -25,6 +25,7 @@ from vitcli.errors import VitError
 from vitcli.models.architecture import Architecture
 from vitcli.models.image_sizes import take_other_sizes
 from vitcli.training.methods.resolutions import at_side, parts_of, prepare, side_at_step
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import read_weights, write_weights
 from vitcli.weights.load import load
 
@@ -82,7 +83,7 @@ def test_a_random_window_is_the_same_fraction_of_the_image():
 def loaded_at(model: nn.Module, arch: Architecture, side: int, folder, method: str) -> nn.Module:
     """The network with its weights written, read and resampled for images of another size."""
     described = dict(preprocessing=PREPROCESSING, class_names=None, metadata={})
-    write_weights(folder, model.state_dict(), arch, **described)
+    write_weights(folder, model.state_dict(), WeightsInfo(arch, **described))
     return load(read_weights(str(folder)), image_size=(side, side), posemb_method=method)[0].eval()
 
 

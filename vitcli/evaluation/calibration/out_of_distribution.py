@@ -107,8 +107,8 @@ class FeatureStatistics:
             within_DD = self.covariance_DD.astype(np.float64)
             offsets_KD = self.means_KD - self._mean_D
             between_DD = (offsets_KD.T * (self.counts_K / self.counts_K.sum())) @ offsets_KD
-            both = (within_DD, within_DD + between_DD)
-            self._inverses[shrinkage] = tuple(np.linalg.inv(_shrunk(each_DD, shrinkage)) for each_DD in both)
+            within, total = (_shrunk(each_DD, shrinkage) for each_DD in (within_DD, within_DD + between_DD))
+            self._inverses[shrinkage] = np.linalg.inv(within), np.linalg.inv(total)
         return self._inverses[shrinkage]
 
     def distances(self, features_ND: np.ndarray, *, shrinkage: float) -> np.ndarray:
@@ -221,8 +221,8 @@ def left_out_classes(rows: LeftOutRows, fold_K: np.ndarray | None) -> UnlikeScor
 
     Its weight is 1 or 0: `UnlikeScore.weighted` gives the one for the classifier that knows all classes.
     """
-    folds = [] if fold_K is None else [_scored(rows, fold_K, fold) for fold in np.unique(fold_K)]
-    folds = [fold for fold in folds if fold is not None]
+    scored = [] if fold_K is None else [_scored(rows, fold_K, fold) for fold in np.unique(fold_K)]
+    folds = [fold for fold in scored if fold is not None]
     if not folds:
         return UnlikeScore(doubt_weight=1.0)
     # AUROC of each candidate in each fold; the weight is one for all folds.
@@ -269,13 +269,14 @@ def _scored(rows: LeftOutRows, fold_K: np.ndarray, fold: int) -> tuple[tuple, tu
     if statistics is None:
         return None
     judged = ((is_known_N, rows.log_p_NK), (is_unknown_N, rows.of_unknown_NK))
-    return tuple(
+    known, unknown = (
         (
             np.stack([statistics.distances(rows.features_ND[is_N], shrinkage=value) for value in SHRINKAGES]),
             doubts(probabilities(log_p_NK[is_N][:, has_rows_K], temperature=1.0)),
         )
         for is_N, log_p_NK in judged
     )
+    return known, unknown
 
 
 def auroc(lower_N: np.ndarray, higher_N: np.ndarray) -> float:

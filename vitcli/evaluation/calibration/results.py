@@ -48,7 +48,7 @@ def calibrated(
     """
     probabilities_NK = probabilities(logits_NK, temperature=stored.temperature)
     is_like_N = None
-    if stored.statistics is not None and features_ND is not None:
+    if stored.statistics and stored.unlike and features_ND is not None:
         width = len(stored.statistics.covariance_DD)
         if features_ND.shape[1] != width:
             raise WeightsError(

@@ -96,12 +96,13 @@ def table_rows(result: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     Args:
         result: of `results_of`.
     """
-    rows, answered = [], None
+    rows: list[tuple[str, str, str, str]] = []
+    answered = None
     for point in (OperatingPoint(**point) for point in result["points"]):
         if point.answered not in (0, answered):
             interval = interval_text(interval_of(point.accuracy, point.answered))
-            fractions = point.answered / result["num_images"], point.accuracy
-            rows.append((f"{point.threshold:g}", *(f"{each:.1%}" for each in fractions), interval))
+            fraction = f"{point.answered / result['num_images']:.1%}"
+            rows.append((f"{point.threshold:g}", fraction, f"{point.accuracy:.1%}", interval))
         answered = point.answered
     return rows
 

@@ -100,9 +100,9 @@ def calibration_of(metadata: Mapping[str, Any], num_classes: int) -> Calibration
 
 def _read(stored: Mapping[str, Any], packed: Mapping[str, Any] | None, num_classes: int) -> Calibration:
     temperature = _number(stored, "temperature", least=1 / MOST_SCALE / 2, most=2 / LEAST_SCALE)
-    sets = {level: _number(stored["sets"], str(level), least=0, most=1, may_lack=True) for level in LEVELS}
-    distance = _number(stored, "distance", least=-math.inf, most=math.inf, may_lack=True)
-    flagged = _number(stored, "flagged", least=0, most=1, may_lack=True)
+    sets = {level: _number_or_none(stored["sets"], str(level), least=0, most=1) for level in LEVELS}
+    distance = _number_or_none(stored, "distance", least=-math.inf, most=math.inf)
+    flagged = _number_or_none(stored, "flagged", least=0, most=1)
     unlike = _unlike_score(stored.get("unlike"))
     num_images, chosen_on, fingerprint = (
         stored.get(key) for key in ("num_images", "chosen_on", "fingerprint")
@@ -112,8 +112,8 @@ def _read(stored: Mapping[str, Any], packed: Mapping[str, Any] | None, num_class
     if fingerprint is not None and not isinstance(fingerprint, str):
         raise ValueError("the fingerprint is not text")
     # Statistics are left out by formats without a place for them; then nothing is known of distances.
-    is_known = packed is not None and distance is not None and unlike is not None
-    statistics = _unpacked(packed, num_classes) if is_known else None
+    is_known = distance is not None and unlike is not None
+    statistics = _unpacked(packed, num_classes) if packed is not None and is_known else None
     thresholds = tuple(_operating_point(point, num_images) for point in stored["thresholds"])
     about = (thresholds, num_images, chosen_on, fingerprint)
     return Calibration(temperature, sets, *about, distance, flagged, unlike, statistics)
@@ -124,7 +124,7 @@ def _unlike_score(stored: Mapping[str, Any] | None) -> UnlikeScore | None:
         return None
     shrinkage = _number(stored, "shrinkage", least=min(SHRINKAGES), most=1)
     weight = _number(stored, "doubt_weight", least=0, most=math.inf)
-    aurocs = (_number(stored, key, least=0, most=1, may_lack=True) for key in ("auroc", "auroc_of_doubt"))
+    aurocs = (_number_or_none(stored, key, least=0, most=1) for key in ("auroc", "auroc_of_doubt"))
     return UnlikeScore(shrinkage, weight, *aurocs)
 
 
@@ -136,12 +136,12 @@ def _operating_point(stored: Mapping[str, Any], num_images: int) -> OperatingPoi
     return OperatingPoint(threshold, answered, right)
 
 
-def _number(
-    stored: Mapping[str, Any], key: str, *, least: float, most: float, may_lack: bool = False
-) -> float | None:
+def _number_or_none(stored: Mapping[str, Any], key: str, *, least: float, most: float) -> float | None:
+    return None if stored[key] is None else _number(stored, key, least=least, most=most)
+
+
+def _number(stored: Mapping[str, Any], key: str, *, least: float, most: float) -> float:
     value = stored[key]
-    if value is None and may_lack:
-        return None
     if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:
         raise ValueError(f"{key} is {value!r:.40}")
     return float(value)

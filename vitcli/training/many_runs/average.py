@@ -13,7 +13,6 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
-import torch
 
 from vitcli import recipe as recipes
 from vitcli.data.image_cache import ImageCache
@@ -54,6 +53,7 @@ from vitcli.training.results import write_run_predictions
 from vitcli.training.setup import RunOptions
 from vitcli.training.splits import RunData
 from vitcli.weights.average import START, WeightsFiles, check_names, fill, mean_of
+from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import read_weights, write_weights
 from vitcli.weights.licences import KEY as LICENCE
 from vitcli.weights.load import load_for_inference
@@ -456,7 +456,7 @@ class Averaging:
     def _write(self, record: dict[str, Any], predictions: Predictions, skipped: set[str]) -> dict[str, Any]:
         """Write the run folder, its summary last, and return the summary."""
         task, first = self.task, self.task.runs[0]
-        metrics = metrics_of(*map(torch.from_numpy, (predictions.ranks_N, predictions.losses_N)))
+        metrics = metrics_of(predictions.ranks_N, predictions.losses_N)
         record |= {"top1": metrics.top1, "mean_top1": mean(run.summary["top1"] for run in task.runs)}
         scores = {name: value for name, value in asdict(metrics).items() if name != "num_examples"}
         by_class = scores_of_classes(predictions)
@@ -464,14 +464,9 @@ class Averaging:
         summary = _summary_of(task, record, scores, metrics.num_examples, skipped)
         if self.folder:
             state = {name: tensor.cpu() for name, tensor in self.model.state_dict().items()}
-            write_weights(
-                task.out,
-                state,
-                self.arch,
-                preprocessing=first.preprocessing,
-                class_names=first.class_names,
-                metadata=_metadata(task, record, metrics.top1),
-            )
+            metadata = _metadata(task, record, metrics.top1)
+            description = WeightsInfo(self.arch, first.preprocessing, first.class_names, metadata)
+            write_weights(task.out, state, description)
             names = unique_names(first.class_names or [f"class {k}" for k in range(self.arch.num_classes)])
             if first.class_names:
                 self.folder.write_text(run_folder.CLASSES, lines_of(first.class_names))

@@ -15,7 +15,6 @@ from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
-import torch
 
 from vitcli import recipe as recipes
 from vitcli.data import dataset
@@ -161,7 +160,7 @@ class CrossValidation:
         files = [path / PREDICTIONS for path in self._fold_paths]
         rows = [np.flatnonzero(self._folded.folds_N == number) for number in range(len(files))]
         pooled = predictions.pooled(files, rows)
-        metrics = metrics_of(torch.from_numpy(pooled.ranks_N), torch.from_numpy(pooled.losses_N))
+        metrics = metrics_of(pooled.ranks_N, pooled.losses_N)
         predicted = set(pooled.rows_N.tolist())
         train = self._folded.train
         skipped = [train.where_is(row) for row in range(len(train)) if row not in predicted]

@@ -42,7 +42,7 @@ from vitcli.features.least_squares import has_others
 from vitcli.recipe import Recipe
 from vitcli.training.methods import out_of_fold
 from vitcli.training.methods.imbalance import balance_of
-from vitcli.training.methods.method import Keys, Method
+from vitcli.training.methods.method import Keys, Method, Results
 from vitcli.training.methods.out_of_fold import (
     MOST_ROWS,
     OF_FOLDS,
@@ -76,9 +76,7 @@ class CalibratedWeights(Method):
             passed += [splits.eval]
         return sum(min(len(split), MOST_ROWS) for split in passed)
 
-    def results(
-        self, run: "TrainingRun", predictions: Predictions | None, summary: Keys
-    ) -> tuple[Keys, Keys]:
+    def results(self, run: "TrainingRun", predictions: Predictions | None, summary: Keys) -> Results:
         stored = self._calibrate(run, is_probe=summary.get("delivered_alpha") == 0)
         return {"belief": stored and stored.facts()}, stored.as_metadata() if stored else {}
 

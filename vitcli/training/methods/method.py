@@ -85,9 +85,7 @@ class Method:
         """
         return {}
 
-    def results(
-        self, run: "TrainingRun", predictions: Predictions | None, summary: Keys
-    ) -> tuple[Keys, Keys]:
+    def results(self, run: "TrainingRun", predictions: Predictions | None, summary: Keys) -> Results:
         """Return keys of the summary, and of the metadata of the weights.
 
         Args:

@@ -30,7 +30,7 @@ from torch import nn
 from vitcli.data.parts.splitting import random_subset
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
-from vitcli.distributed import fsdp, launch
+from vitcli.distributed import launch
 from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.predictions import Predictions
@@ -48,7 +48,7 @@ from vitcli.training.methods.initial_head import (
     labels_to_check,
     placed_in_head,
 )
-from vitcli.training.methods.method import Keys, Method
+from vitcli.training.methods.method import Keys, Method, Results
 from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
 from vitcli.training.schedule import Plan
 from vitcli.training.splits import RunSplits
@@ -118,8 +118,7 @@ class RefittedHead(Method):
         launch.enter("the feature pass of the refitted head")
         state = run.state
         if state.average:
-            state.model.load_state_dict(fsdp.all_sliced_like(state.average.tensors, state.model.state_dict()))
-            state.average = None
+            state.deliver(state.weights)
         if num_layers := layers_of(self.before):
             state.model = with_layered_head(state.model, num_layers)
             run.job = run.job.with_layered_head(num_layers)
@@ -128,9 +127,7 @@ class RefittedHead(Method):
             join(state.model, after)
         return facts_of(self.before or None, after)
 
-    def results(
-        self, run: "TrainingRun", predictions: Predictions | None, summary: Keys
-    ) -> tuple[Keys, Keys]:
+    def results(self, run: "TrainingRun", predictions: Predictions | None, summary: Keys) -> Results:
         return {}, {LAYERED: True} if (summary["refit"] or {}).get("head_layers") else {}
 
     def _fit(self, run: "TrainingRun", *, head_layers: int | None) -> ClosedFormHead | None:

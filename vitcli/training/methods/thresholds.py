@@ -6,7 +6,7 @@ from vitcli.evaluation import multilabel
 from vitcli.evaluation.multilabel import Multilabel
 from vitcli.evaluation.predictions import Predictions
 from vitcli.recipe import Recipe
-from vitcli.training.methods.method import Keys, Method
+from vitcli.training.methods.method import Keys, Method, Results
 from vitcli.training.objective import gives_several_labels
 from vitcli.training.splits import RunSplits
 
@@ -26,9 +26,7 @@ class TunedThresholds(Method):
         chosen_on = job.splits.thresholds
         return 0 if chosen_on is None or chosen_on is job.splits.eval else len(chosen_on)
 
-    def results(
-        self, run: "TrainingRun", predictions: Predictions | None, summary: Keys
-    ) -> tuple[Keys, Keys]:
+    def results(self, run: "TrainingRun", predictions: Predictions | None, summary: Keys) -> Results:
         job, chosen_on = run.job, run.job.splits.thresholds
         even = Multilabel((multilabel.EVEN,) * job.start.arch.num_classes)
         if predictions is None or predictions.logits_NK is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from vitcli.data.split import Split
-from vitcli.distributed import fsdp, launch
+from vitcli.distributed import launch
 from vitcli.evaluation.metrics import Metrics
 from vitcli.evaluation.predictions import Predictions
 from vitcli.output.text import INTERPOLATED, probe_head_text
@@ -24,7 +24,7 @@ from vitcli.recipe.schema import PROBE
 from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.methods.imbalance import balance_of
 from vitcli.training.methods.initial_head import InitialHead, copy_of, fit_heads, start_weights
-from vitcli.training.methods.method import Keys, Method
+from vitcli.training.methods.method import Keys, Method, Results
 from vitcli.training.splits import RunSplits
 
 if TYPE_CHECKING:  # they import this module
@@ -148,13 +148,10 @@ class WiseFineTuning(Method):
     def after_steps(self, run: "TrainingRun", diverged: str) -> Keys:
         launch.enter("the choice between the probe head and the fine-tuned network")
         state, job = run.state, run.job
-        final = dict(state.average.tensors if state.average else state.model.state_dict())
-        final = {name: value.detach().clone() for name, value in final.items()}
-        state.average = None
+        final = {name: value.detach().clone() for name, value in state.weights.items()}
 
         def load(alpha: float, start: dict[str, Tensor]) -> None:
-            weights = interpolate(start, final, alpha)
-            state.model.load_state_dict(fsdp.all_sliced_like(weights, final))
+            state.deliver(interpolate(start, final, alpha))
 
         def score(alpha: float) -> Metrics | None:
             load(alpha, self.head.tensors)
@@ -168,9 +165,7 @@ class WiseFineTuning(Method):
             run.folder.log({"step": job.plan.total_steps, **delivery.record()})
         return delivery.summary()
 
-    def results(
-        self, run: "TrainingRun", predictions: Predictions | None, summary: Keys
-    ) -> tuple[Keys, Keys]:
+    def results(self, run: "TrainingRun", predictions: Predictions | None, summary: Keys) -> Results:
         return {}, {"delivered": summary["delivered"]}
 
 

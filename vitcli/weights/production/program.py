@@ -17,7 +17,7 @@ B images of H rows and W columns, C = 3 channels; N pixels of an axis become M, 
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -78,6 +78,9 @@ class FromImages(nn.Module):
 
     A call maps uint8 images_BHWC to (logits, answers), of features to (features,).
     """
+
+    mean: Tensor
+    std: Tensor
 
     def __init__(self, network: nn.Module, form: ProgramForm):
         super().__init__()
@@ -198,7 +201,7 @@ def _cubic(distances: Tensor, *, a: float) -> Tensor:
 
 
 # Of torch, by interpolation and antialias: how far it reaches, in pixels on either side, and the kernel.
-KERNELS = {
+KERNELS: dict[tuple[str, bool], tuple[int, Callable[[Tensor], Tensor]]] = {
     ("bilinear", False): (1, _linear),
     ("bilinear", True): (1, _linear),
     ("bicubic", False): (2, partial(_cubic, a=-0.75)),
