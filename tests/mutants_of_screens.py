@@ -175,7 +175,14 @@ OF_SCREENS = {
         "vitcli/bench/limits.py",
         "tests/bench/test_bench.py::test_the_limit_is_that_of_the_fastest_round_after_the_first",
     ): {
-        "the slowest round is the limit": ("return num_flops / min(times)", "return num_flops / max(times)"),
+        "the slowest round is the limit": ("(min(times) if is_cpu", "(max(times) if is_cpu"),
+    },
+    (
+        "vitcli/bench/limits.py",
+        "tests/bench/test_bench.py::test_the_limit_of_a_gpu_is_what_it_keeps_up_for_the_time_of_a_lap",
+    ): {
+        "the sprint of a GPU is its limit": ("else median(times))", "else min(times))"),
+        "a GPU is measured for a part of a lap": ("MEASURED_S if is_cpu else LAP_S", "MEASURED_S"),
     },
     (
         "vitcli/bench/data.py",

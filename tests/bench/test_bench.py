@@ -75,6 +75,18 @@ def test_the_limit_is_that_of_the_fastest_round_after_the_first(monkeypatch):
     assert limits.matmul_flops_per_s({(3, 5, 7): 12}, CPU, "fp32") == 2 * 3 * 5 * 7 / 1.0
 
 
+def test_the_limit_of_a_gpu_is_what_it_keeps_up_for_the_time_of_a_lap(monkeypatch):
+    """Its fastest round is a sprint: it is cool, and the limit of power comes later."""
+    monkeypatch.setattr(limits, "synchronize", lambda device: None)
+    monkeypatch.setattr(limits, "LAP_S", 4)
+    first, sprint, second, third, fourth = (0.0, 0.5), (1.0, 1.25), (2.0, 3.0), (4.0, 5.0), (5.5, 7.5)
+    times = iter([*first, *sprint, 1.5, 1.5, *second, 3.0, *third, 5.0, *fourth, 7.5])  # until 5.5
+    monkeypatch.setattr(limits.time, "perf_counter", lambda: next(times))
+
+    rate = limits.matmul_flops_per_s({(3, 5, 7): 12}, torch.device("meta"), "bf16")
+    assert rate == 2 * 3 * 5 * 7 / 1.0
+
+
 def test_a_second_epoch_begins_when_every_image_was_read_once():
     read = []
 

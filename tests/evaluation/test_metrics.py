@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from vitcli.evaluation.metrics import example_losses, label_ranks, log_probabilities, metrics_of, top_classes
+from vitcli.evaluation.metrics import example_losses, label_ranks, metrics_of, top_classes
+
+
+def log_probabilities(logits_BK: torch.Tensor) -> torch.Tensor:
+    return logits_BK.double().log_softmax(dim=1)
 
 
 def test_of_several_right_classes_the_highest_ranked_counts():

@@ -31,7 +31,7 @@ NUM_INDICES = 100_000  # rows of an epoch of theirs, longer than any benchmark, 
 DIFFERENCES = {
     "train_data": "of an Inception crop timm draws the area, we the height; neither jitters colours",
     "eval_data": "none but the libraries: Pillow and worker processes there, libjpeg-turbo and threads here",
-    "train": "timm keeps a step in one part and reads its loss every step (train.py)",
+    "train": "timm's step is one part, reads its loss (train.py), is not compiled; its optimizer not fused",
     "infer": "timm's loop computes loss and accuracies of each batch (validate.py)",
 }
 

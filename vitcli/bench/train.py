@@ -191,6 +191,7 @@ class BareStep:
             for group in self._state.optimizer.param_groups:
                 group["lr"] = 0.0
             self.step()
+            synchronize(self._job.runtime.device)
             began_at = time.perf_counter()
             for _ in range(BARE_STEPS):
                 self.step()

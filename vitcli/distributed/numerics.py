@@ -1,6 +1,7 @@
 """What the kernels of a device may do with the bits: fp32 products in fp32, and sums in a fixed order."""
 
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ def use_full_fp32() -> None:
     two disagree.
     """
     torch.backends.cudnn.allow_tf32 = False
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # torch.compile advises them
     cudnn: Any = torch.backends.cudnn  # in whose place torch puts an object that has `conv`
     for kernels in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn):
         kernels.fp32_precision = "ieee"

@@ -195,7 +195,7 @@ def start(precision: str, *, exact: bool = False, stall_minutes: float = STALL_M
             step_scheduler_with_optimizer=False,
             kwargs_handlers=[
                 InitProcessGroupKwargs(timeout=stall_timeout + ABORTED_AFTER * bool(available)),
-                DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+                DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False),
             ],
         )
         device, several = accelerator.device, accelerator.num_processes > 1

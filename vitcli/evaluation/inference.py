@@ -134,7 +134,7 @@ def evaluate(
     def columns_of(batch: Batch, logits_BK: Tensor) -> dict[str, Tensor]:
         return {
             "ranks": metrics.label_ranks(logits_BK, batch.labels_B),
-            "losses": metrics.example_losses(metrics.log_probabilities(logits_BK), batch.labels_B),
+            "losses": metrics.example_losses(logits_BK.double().log_softmax(dim=1), batch.labels_B),
             "finite": ((0 * logits_BK).sum(dim=1) == 0).long(),  # as in `check_finite`
         }
 
@@ -202,7 +202,7 @@ def prediction_columns(logits_BK: Tensor, labels: Tensor, *, has_scores: bool = 
     whole = (logits_BK, labels, classes_BT)
     for part_BK, labels_B, top_BT in zip(*(values.split(num_rows) for values in whole), strict=True):
         exact_BK = part_BK.double()
-        log_probabilities_BK, probabilities_BK = metrics.log_probabilities(exact_BK), exact_BK.softmax(dim=1)
+        log_probabilities_BK, probabilities_BK = exact_BK.log_softmax(dim=1), exact_BK.softmax(dim=1)
         columns = {
             "ranks_N": metrics.label_ranks(part_BK, labels_B),
             "losses_N": metrics.example_losses(log_probabilities_BK, labels_B),

@@ -98,13 +98,8 @@ def _first_by_key(logits_BK: Tensor, count: int) -> Tensor:
     return keys_BK.topk(min(count, num_classes)).indices
 
 
-def log_probabilities(logits_BK: Tensor) -> Tensor:
-    """Return the logarithms of the softmax, float64."""
-    return logits_BK.double().log_softmax(dim=1)
-
-
 def example_losses(log_probabilities_BK: Tensor, labels: Tensor) -> Tensor:
-    """Return the softmax cross-entropy of each example, (B,) float64.
+    """Return the softmax cross-entropy of each example, (B,), from the log-softmax of the logits in float64.
 
     Of several right classes it is their mean, of none 0.
     """
