@@ -1,5 +1,6 @@
 """Small data sets made on the spot, and the way to the real ones."""
 
+import copy
 import fcntl
 import functools
 import gc
@@ -14,11 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
+ONE_LAYER = "--ckpt random --model ViT-demo/8 --set model.layers=1"  # the cheapest network to train
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("VIT_TEST_DATA", REPOSITORY.parent / "shared")).absolute()
 
@@ -53,9 +56,11 @@ def _nothing_is_waited_for_or_built_twice():
     """Spare tests within this process the wait for the disk, and what calls of commands have in common.
 
     That is the app, 0.04 s a call; what a network costs, which each run counts anew, 0.1 s; the names and
-    shapes of its tensors, with which weights are compared; and which shipped recipes are of a data set. Power
-    that is lost is imagined by `tests/training/test_power_loss.py`, which records each fsync.
+    shapes of its tensors, with which weights are compared; which shipped recipes are of a data set; and the
+    code of templates, 0.02 s a model card. Power that is lost is imagined by
+    `tests/training/test_power_loss.py`, which records each fsync.
     """
+    import jinja2
     import typer.main
 
     from vitcli import recipe
@@ -69,6 +74,12 @@ def _nothing_is_waited_for_or_built_twice():
     patch.setattr(flops, "activation_bytes", once(flops.activation_bytes))
     patch.setattr(diagnose, "expected_tensors", once(diagnose.expected_tensors))
     patch.setattr(recipe, "candidates", once(recipe.candidates))
+    codes, compiled = {}, jinja2.Environment.compile
+    patch.setattr(
+        jinja2.Environment,
+        "compile",
+        lambda env, *source: codes.get(source) or codes.setdefault(source, compiled(env, *source)),
+    )
     yield
     patch.undo()
 
@@ -91,9 +102,12 @@ def once(function: Callable) -> Callable:
 def _no_figure_is_drawn():
     """Let commands write a white pixel for each figure, whose axes and words take 0.1 to 0.5 s.
 
-    A test of a figure runs its command within `tests.figures.drawn_figures`.
+    Those of a run have no curves either. A test of a figure runs its command within
+    `tests.figures.drawn_figures`.
     """
     from matplotlib.figure import Figure
+
+    from vitcli.training import figures
 
     savefig, pixel = Figure.savefig, io.BytesIO()
     Image.new("RGB", (1, 1), "white").save(pixel, "PNG")
@@ -101,6 +115,10 @@ def _no_figure_is_drawn():
         "png": pixel.getvalue(),
         "svg": b'<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>',
     }
+
+    @functools.wraps(figures.training_curves)
+    def training_curves(*_: object, **__: object) -> dict[str, Figure]:
+        return {name: Figure() for name in ("loss", "learning_rate", "accuracy")}
 
     @functools.wraps(savefig)
     def save(figure: Figure, file: object, *, format: str, **more: object) -> None:
@@ -111,6 +129,7 @@ def _no_figure_is_drawn():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", save)
+        patch.setattr(figures, "training_curves", training_curves)
         yield
 
 
@@ -119,12 +138,21 @@ def _private_cache(tmp_path_factory):
     """`datasets` caches what it has read; tests keep that away from the user's own cache.
 
     A table that is made of another has no hash of both there, for which `datasets` pickles them: nothing is
-    looked up by it, and it is a tenth of the time of a command.
+    looked up by it, and it is a tenth of the time of a command. Nor is its description copied with it.
     """
     os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hf"))
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     import datasets
 
+    def copied(value: object) -> object:
+        if not isinstance(value, datasets.Dataset):
+            return copy.deepcopy(value)
+        twin = copy.copy(value)  # tables and types of columns are replaced, never changed
+        twin._info = copy.copy(value._info)
+        twin._info.features = datasets.Features(value._info.features)
+        return twin
+
+    datasets.arrow_dataset.copy = SimpleNamespace(copy=copy.copy, deepcopy=copied)
     numbers = itertools.count()
     for module in (datasets.fingerprint, datasets.arrow_dataset):
         for name in ("generate_fingerprint", "update_fingerprint"):
@@ -132,10 +160,17 @@ def _private_cache(tmp_path_factory):
     datasets.config.HF_DATASETS_CACHE = Path(os.environ["HF_HOME"], "datasets")
 
 
+@pytest.fixture(scope="session")
+def _files_so_far() -> Iterator[int]:
+    return itertools.count()
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _kept_objects_are_not_searched():
-    """Hide what earlier files have loaded from searches for garbage; each that a run makes takes 0.6 s."""
-    gc.freeze()
+def _what_stays_is_not_searched_for_garbage(_files_so_far):
+    """Hide modules and reports of tests from searches for garbage; each that a run makes would take 0.6 s."""
+    if next(_files_so_far) % 8 == 0:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -191,7 +226,7 @@ def plain_run(made_once, photos) -> Path:
 @pytest.fixture(scope="session")
 def unsure_run(made_once, photos) -> Path:
     """A finished run of two steps at 16x24 pixels, right about some photos and wrong about others."""
-    words = "finetune --ckpt random --model ViT-demo/8 --res 16x24 --steps 2 --batch-size 8 --lr 0.01 -q"
+    words = f"finetune {ONE_LAYER} --res 16x24 --steps 2 --batch-size 8 --lr 0.01 -q"
 
     def train(folder: Path) -> None:
         outcome = run(*words.split(), "--dataset", photos, "--out", folder)

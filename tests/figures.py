@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from vitcli.output import plots
+from vitcli.training import figures as training_figures
 
 SLACK = 2  # pixels
 
@@ -23,6 +24,7 @@ def drawn_figures(*names: str) -> Iterator[dict[str, Figure]]:
         names: of the files that are drawn; none means all.
     """
     figures, save, draw = {}, plots.save, Figure.savefig.__wrapped__
+    curves = training_figures.training_curves
 
     def save_and_keep(path: Path, figure: Figure) -> None:
         figures[path.name] = figure
@@ -35,6 +37,7 @@ def drawn_figures(*names: str) -> Iterator[dict[str, Figure]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "save", save_and_keep)
+        patch.setattr(training_figures, "training_curves", getattr(curves, "__wrapped__", curves))
         yield figures
 
 

@@ -23,6 +23,11 @@ MEMORY = {"host_peak_memory_gib", "device_peak_memory_gib"}
 ABOUT = {"command", "dataset", "machine", "repeats"}
 
 
+@pytest.fixture(autouse=True)
+def _short_rounds(monkeypatch):
+    monkeypatch.setattr(limits, "MEASURED_S", 0.05)
+
+
 def ti16():
     return architecture("ViT-Ti/16", image_size=(224, 224), num_classes=1000)
 

@@ -82,7 +82,10 @@ def test_a_run_on_a_device_that_is_not_here_ends_with_what_is(photos):
     assert outcome.code == 5 and "fix:   use cpu" in outcome.err
 
 
-@pytest.mark.parametrize("words", ["predict --ckpt demo {photos}/test/red", "fewshot --shots 1 --out {out}"])
+@pytest.mark.parametrize(
+    "words",
+    ["predict --ckpt demo {photos}/test/red", "fewshot --ckpt demo --dataset {photos} --shots 1 --out {out}"],
+)
 def test_the_cpu_is_a_device_of_every_command(words, photos, tmp_path):
     filled = words.format(photos=photos, out=tmp_path / "few")
     assert run(*filled.split(), "--device", "cpu", "-q").code == 0

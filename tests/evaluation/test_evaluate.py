@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image, ImageOps
 
-from tests.conftest import locked, run, vit
+from tests.conftest import ONE_LAYER, locked, run, vit
 from tests.figures import drawn_figures, points_of
 from vitcli.evaluation.files import FOLDER
 from vitcli.evaluation.text import as_text
@@ -31,7 +31,7 @@ def trained(unsure_run):
 def unsure(photos, tmp_path_factory):
     """A run whose probabilities are far from 0 and 1, so that a mirror image changes them."""
     out = tmp_path_factory.mktemp("unsure") / "run"
-    words = "finetune --recipe finetune/default --ckpt random --model ViT-demo/8 --res 16x24 --steps 2 -q"
+    words = f"finetune --recipe finetune/default {ONE_LAYER} --res 16x24 --steps 2 -q"
     assert run(*words.split(), "--batch-size", 8, "--lr", 0.1, "--dataset", photos, "--out", out).code == 0
     return out
 

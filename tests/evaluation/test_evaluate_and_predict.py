@@ -12,7 +12,7 @@ import timm
 import torch
 from PIL import Image
 
-from tests.conftest import run, vit
+from tests.conftest import ONE_LAYER, run, vit
 from tests.folders import HEIC
 from vitcli import recipe as recipes
 from vitcli.data.decoding import HEIC_ADVICE, decode
@@ -75,7 +75,9 @@ def test_a_folder_with_some_classes_and_files_that_cannot_be_read_is_scored_and_
 
 
 def test_the_dev_part_is_scored_again_where_no_other_split_is(photos, tmp_path):
-    words = "finetune --recipe finetune/default --ckpt random --model ViT-demo/8 --res 16"
+    words = (
+        "finetune --recipe finetune/default --ckpt random --model ViT-demo/8 --set model.layers=1 --res 16"
+    )
     words += " --steps 2 --batch-size 8 --lr 0.01 --json -q"
     flat = ("--dataset", photos / "train", "--set", "data.dev_fraction=0.25")
     summary = run(*words.split(), *flat, "--out", tmp_path / "run").json
@@ -102,7 +104,7 @@ def test_the_dev_part_is_scored_again_where_no_other_split_is(photos, tmp_path):
 def test_without_a_data_set_the_held_out_images_of_the_run_are_scored(photos, tmp_path, monkeypatch):
     shutil.copytree(photos / "train", tmp_path / "here" / "photos")
     monkeypatch.chdir(tmp_path / "here")
-    words = "finetune --ckpt random --model ViT-demo/8 --res 16 --steps 1 --batch-size 4 --lr 0.01 --json -q"
+    words = f"finetune {ONE_LAYER} --res 16 --steps 1 --batch-size 4 --lr 0.01 --json -q"
     summary = run(*words.split(), "--dataset", "photos/", "--out", "run").json
     assert summary["dataset"] == "photos"
 
@@ -121,7 +123,7 @@ def test_without_a_data_set_the_held_out_images_of_the_run_are_scored(photos, tm
 
 def test_runs_that_held_out_other_images_are_not_compared_without_a_word(photos, tmp_path):
     data = shutil.copytree(photos / "train", tmp_path / "photos")
-    words = "finetune --ckpt random --model ViT-demo/8 --res 16 --steps 1 --batch-size 4 --lr 0.01 --json -q"
+    words = f"finetune {ONE_LAYER} --res 16 --steps 1 --batch-size 4 --lr 0.01 --json -q"
     for name, fraction in (("a", 0.1), ("b", 0.3)):
         run(
             *words.split(),
@@ -168,7 +170,7 @@ def test_after_the_folder_has_changed_the_same_images_are_scored(tmp_path):
         Image.new("RGB", (16, 16), (number * 12, 0, 0)).save(place)
     (tmp_path / "photos" / "alone").mkdir()
     Image.new("RGB", (16, 16)).save(tmp_path / "photos" / "alone" / "99.png")
-    words = "finetune --ckpt random --model ViT-demo/8 --res 16 --steps 2 --batch-size 4 --lr 0.01 --json -q"
+    words = f"finetune {ONE_LAYER} --res 16 --steps 2 --batch-size 4 --lr 0.01 --json -q"
     summary = run(*words.split(), "--dataset", tmp_path / "photos", "--out", tmp_path / "run").json
     assert summary["classes_not_held_out"] == ["alone"]
     assert "no held-out image of: alone" in as_text(summary)

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import locked, run, vit
+from tests.conftest import ONE_LAYER, locked, run, vit
 from vitcli.errors import VitError
 from vitcli.experiments import vtab
 
 TINY = (
-    *("--ckpt", "random", "--model", "ViT-demo/8", "--res", 16, "--steps", 4, "--batch-size", 8),
+    *(*ONE_LAYER.split(), "--res", 16, "--steps", 4, "--batch-size", 8),
     *("--set", "schedule.warmup=1", "--set", "data.train_split=train", "--set", "data.train_crop=none"),
     *("--set", "train.log_every=1", "--set", "train.save_every=1"),
 )

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tests.conftest import REPOSITORY, run, vit
+from tests.conftest import ONE_LAYER, REPOSITORY, run, vit
 from vitcli.api import load_model
 from vitcli.features.embed import as_text
 from vitcli.models import features
@@ -313,7 +313,7 @@ def test_a_file_whose_pixels_were_described_in_other_words_is_the_same_file(phot
 
 
 def test_images_that_were_trained_on_are_noted_once_also_of_a_file_that_is_there(photos, tmp_path):
-    network = ("--ckpt", "random", "--model", "ViT-demo/8", "--res", 16, "--steps", 1, "--batch-size", 4)
+    network = (*ONE_LAYER.split(), "--res", 16, "--steps", 1, "--batch-size", 4)
     run("finetune", *network, "--lr", 0.01, "--dataset", photos, "--out", tmp_path / "run", "-q")
     words = ("embed", "--ckpt", tmp_path / "run", "--dataset", photos, "--split", "train")
 

@@ -231,13 +231,13 @@ def test_safetensors_reads_what_is_written(filled, tmp_path):
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path):
-    """20 MB of features are taken up, written and read in half of that."""
-    count, width = 10_000, 512
+    """10 MB of features are taken up, written and read in 60 % of that."""
+    count, width = 5_000, 512
     store = open_beside(tmp_path / "large", ABOUT, count)
-    block = np.ones((1000, width), np.float32)
+    block = np.ones((500, width), np.float32)
     tracemalloc.start()
-    for first in range(0, count, 1000):
-        rows = np.arange(first, first + 1000)
+    for first in range(0, count, 500):
+        rows = np.arange(first, first + 500)
         store.append(rows, rows[:, None], block, num_logits=0)
     store.close()
     store = open_beside(tmp_path / "large", ABOUT, count)
@@ -245,5 +245,5 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
-    assert (tmp_path / "out.safetensors").stat().st_size > 20e6
-    assert peak < 12e6
+    assert (tmp_path / "out.safetensors").stat().st_size > 10e6
+    assert peak < 6e6

@@ -305,7 +305,9 @@ def test_test_images_that_the_weights_were_trained_on_are_counted(photos, tmp_pa
     shutil.copytree(photos / "train", tmp_path / "photos")
     (tmp_path / "photos" / "blue").mkdir()
     shutil.copy(photos / "test" / "red" / "00.png", tmp_path / "photos" / "blue")
-    words = "finetune --recipe finetune/default --ckpt random --model ViT-demo/8 --res 16"
+    words = (
+        "finetune --recipe finetune/default --ckpt random --model ViT-demo/8 --set model.layers=1 --res 16"
+    )
     words += " --steps 1 --batch-size 4 --lr 0.01 -q"
     run(*words.split(), "--dataset", tmp_path / "photos", "--out", tmp_path / "run")
     request = ("--ckpt", tmp_path / "run", "--dataset", tmp_path / "photos", "--shots", "1")

@@ -79,7 +79,7 @@ def test_a_sweep_with_two_runs(written, photos):
 
 @pytest.mark.slow
 def test_a_pre_training_run_on_masked_patches(written, photos):
-    model = ("--model", "ViT-demo/8", "--res", 16, "--set", "eval.batch_size=8")
+    model = ("--model", "ViT-demo/8", "--set", "model.layers=1", "--res", 16, "--set", "eval.batch_size=8")
     summary = written("pretrain", "--recipe", "pretrain/demo", *model, "--dataset", photos, *SHORT, *PATCHES)
 
     assert_is(summaries.TrainingSummary, summary)

@@ -5,6 +5,7 @@ import pytest
 from tests.figures import assert_labels_fit, points_of
 from vitcli.output.plots import percent_limits
 from vitcli.training import figures
+from vitcli.training.figures import training_curves
 
 RECORDS = [
     {"step": 1, "loss": 1.6, "lr": 0.0},
@@ -21,7 +22,7 @@ def test_curves_have_the_values_of_the_records_at_their_steps():
         scored = {"top1": top1, "top5": top5, "loss": held_out[step], "num_examples": 8}
         records.append({"step": step, "eval": scored})
 
-    drawn = figures.training_curves(records, num_steps=9, num_classes=10, lr_at=float)
+    drawn = training_curves(records, num_steps=9, num_classes=10, lr_at=float)
 
     assert points_of(drawn["loss"], 0) == list(losses.items())
     assert points_of(drawn["loss"], 1) == list(held_out.items())
@@ -33,7 +34,7 @@ def test_curves_have_the_values_of_the_records_at_their_steps():
 
 
 def test_the_learning_rate_is_the_plan_at_every_step_and_its_label_is_whole():
-    drawn = figures.training_curves(
+    drawn = training_curves(
         RECORDS, num_steps=10, num_classes=10, lr_at=lambda update: 0.0001 * update + 1e-7
     )
 
@@ -46,16 +47,14 @@ def test_the_learning_rate_is_the_plan_at_every_step_and_its_label_is_whole():
 
 
 def test_a_long_plan_is_drawn_from_its_first_to_its_last_step_with_few_points():
-    (axes,) = figures.training_curves(RECORDS, num_steps=123_457, num_classes=10, lr_at=float)[
-        "learning_rate"
-    ].axes
+    (axes,) = training_curves(RECORDS, num_steps=123_457, num_classes=10, lr_at=float)["learning_rate"].axes
 
     steps = axes.lines[0].get_xdata()
     assert (steps[0], steps[-1]) == (1, 123_457) and len(steps) < 1_100
 
 
 def test_one_evaluation_is_a_point_with_its_interval_on_an_axis_of_all_steps():
-    (axes,) = figures.training_curves(RECORDS, num_steps=10, num_classes=10, lr_at=float)["accuracy"].axes
+    (axes,) = training_curves(RECORDS, num_steps=10, num_classes=10, lr_at=float)["accuracy"].axes
 
     assert {line.get_linestyle() for line in axes.lines if len(line.get_xdata()) == 1} <= {"None"}
     low, high = axes.get_ylim()
@@ -67,7 +66,7 @@ def test_one_evaluation_is_a_point_with_its_interval_on_an_axis_of_all_steps():
 
 def test_of_five_classes_or_fewer_there_is_no_top_5():
     def names(num_classes):
-        drawn = figures.training_curves(RECORDS, num_steps=10, num_classes=num_classes, lr_at=float)
+        drawn = training_curves(RECORDS, num_steps=10, num_classes=num_classes, lr_at=float)
         return [text.get_text() for text in drawn["accuracy"].axes[0].get_legend().get_texts()]
 
     assert names(5) == ["top-1"] and names(6) == ["top-1", "top-5"]
@@ -78,7 +77,7 @@ def test_two_values_are_points_and_three_a_curve():
 
     def style(records):
         return (
-            figures.training_curves(records, num_steps=3, num_classes=10, lr_at=float)["loss"]
+            training_curves(records, num_steps=3, num_classes=10, lr_at=float)["loss"]
             .axes[0]
             .lines[0]
             .get_linestyle()

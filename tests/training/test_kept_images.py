@@ -5,11 +5,11 @@ import json
 import pytest
 from safetensors.numpy import load_file
 
-from tests.conftest import run, vit
+from tests.conftest import ONE_LAYER, run, vit
 
 WORDS = ("finetune", "--recipe", "finetune/default",
-         "--ckpt", "random", "--model", "ViT-demo/8", "--res", 16, "--steps", 6, "--batch-size",
-         8, "--set", "data.randaugment=[1,5]", "--set", "eval.every=3", "--quiet", "--json")  # fmt: skip
+         *ONE_LAYER.split(), "--res", 16, "--steps", 6, "--batch-size", 8, "--set", "data.randaugment=[1,5]",
+         "--set", "eval.every=3", "--quiet", "--json")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -782,18 +782,18 @@ def test_unlabelled_rows_are_refused_at_once_or_when_they_are_read(tmp_path):
         split.read_row(1)
 
 
-def test_three_hundred_shards_open_in_three_seconds(tmp_path):
+def test_a_hundred_shards_open_in_a_second(tmp_path):
     one = Path(parquet(tmp_path / "one.parquet", range(6))).read_bytes()
     two = Path(tar(tmp_path / "two.tar", samples(range(2)))).read_bytes()
     for name in ("set", "tars"):
         (tmp_path / name).mkdir()
-    for number in range(300):
-        (tmp_path / "set" / f"train-{number:05}-of-00300.parquet").write_bytes(one)
+    for number in range(100):
+        (tmp_path / "set" / f"train-{number:05}-of-00100.parquet").write_bytes(one)
         (tmp_path / "tars" / f"train-{number:05}.tar").write_bytes(two)
-    for folder, count in (("set", 1800), ("tars", 600)):
+    for folder, count in (("set", 600), ("tars", 200)):
         started_at = time.perf_counter()
         split = opened(*find_shards(str(tmp_path / folder))["train"])
-        assert time.perf_counter() - started_at < 3
+        assert time.perf_counter() - started_at < 1
         assert len(split) == count
         assert split.read_row(count - 1)
 
