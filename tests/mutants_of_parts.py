@@ -40,8 +40,8 @@ OF_PARTS = {
     },
     ("vitcli/data/split.py", "tests/data/parts/test_groups.py"): {
         "a part has the groups of the first rows": (
-            "lambda: self.groups_N[all_rows()])",
-            "lambda: self.groups_N)",
+            "lambda: grouping.groups_N[all_rows()])",
+            "lambda: grouping.groups_N)",
         ),
     },
     ("vitcli/features/label_errors.py", "tests/features/test_suspects.py"): {

@@ -11,8 +11,8 @@ OF_RESULTS = {
     },
     ("vitcli/data/classes.py", "tests/evaluation/test_evaluate_and_predict.py"): {
         "classes are matched by position": (
-            "np.array([order.get(name, -1) for name in split.class_names])",
-            "np.arange(len(split.class_names))",
+            "np.array([order.get(name, -1) for name in names])",
+            "np.arange(len(names))",
         ),
         "other classes are scored": ("        if unknown or not set", "        if not set"),
     },
@@ -54,7 +54,7 @@ OF_RESULTS = {
     },
     ("vitcli/data/seen_images.py", "tests/data/test_seen_images.py"): {
         "images are recognised by their row": (
-            'int.from_bytes(blake2b(image, digest_size=DIGEST_BYTES).digest(), "little")',
+            'int.from_bytes(blake2b(bytes(image), digest_size=DIGEST_BYTES).digest(), "little")',
             "row + 1",
         ),
         "images are held out by their row": (

@@ -24,8 +24,7 @@ def local_copy(name: str) -> Path | None:
     Without VIT_DATA the name of an alias is a path like any other.
     """
     shelf = os.environ.get("VIT_DATA")
-    is_shelved = shelf and name in dataset_aliases()
-    path = Path(shelf, name) if is_shelved else Path(name).expanduser()
+    path = Path(shelf, name) if shelf and name in dataset_aliases() else Path(name).expanduser()
     return path if path.exists() else None
 
 

@@ -21,17 +21,17 @@ def match_class_names(
     Raises:
         DataError: the data have other classes; or, without names, another number of them.
     """
-    has_names = class_names is not None and split.class_names is not None
+    names = split.class_names
     fix = "evaluate on data with the checkpoint's classes, or fine-tune the checkpoint on this data"
-    if has_names:
-        unknown = set(split.class_names) - set(class_names)
+    if class_names is not None and names is not None:
+        unknown = set(names) - set(class_names)
         if unknown and not split.is_large:
             unknown &= set(_classes_with_images(split))
-        if unknown or not set(split.class_names) & set(class_names):
+        if unknown or not set(names) & set(class_names):
             raise DataError(
                 f"{split.name} and {ckpt} have different classes",
-                where=f"only in the data: {_names(unknown or set(split.class_names))}; "
-                f"only in the checkpoint: {_names(set(class_names) - set(split.class_names))}",
+                where=f"only in the data: {_names(unknown or set(names))}; "
+                f"only in the checkpoint: {_names(set(class_names) - set(names))}",
                 fix=fix,
             )
     elif split.num_classes != num_classes:
@@ -40,11 +40,11 @@ def match_class_names(
             where="--dataset and --ckpt",
             fix=fix,
         )
-    if not has_names or class_names == split.class_names:
+    if class_names is None or names is None or class_names == names:
         return split, False
     absent = absent_classes(split, class_names)
     order = {name: number for number, name in enumerate(class_names)}
-    number_of = np.array([order.get(name, -1) for name in split.class_names])  # -1: has no image
+    number_of = np.array([order.get(name, -1) for name in names])  # -1: has no image
     split = split.relabelled(number_of, class_names)
     if absent:
         count = f"{len(absent)} of {ckpt}'s {len(class_names)} classes"
@@ -75,8 +75,8 @@ def absent_classes(split: Split, class_names: tuple[str, ...] | None) -> list[st
 
 
 def _classes_with_images(split: Split) -> list[str]:
-    labels = split.read_labels()
-    return [split.class_names[number] for number in np.unique(labels[labels >= 0])]
+    labels, names = split.read_labels(), split.class_names or ()
+    return [names[number] for number in np.unique(labels[labels >= 0]).tolist()]
 
 
 def check_same_classes(train: Split, held_out: Split) -> None:

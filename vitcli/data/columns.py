@@ -122,7 +122,7 @@ def _type_name(feature) -> str:
 
 def _is_label(feature) -> bool:
     """Return whether a type may be a class: ClassLabel, integer, string, or a list of the first two."""
-    types = ("int", "uint", "string", "large_string", "bool")
+    types: tuple[str, ...] = ("int", "uint", "string", "large_string", "bool")
     if isinstance(feature, datasets.List | datasets.LargeList):
         feature, types = feature.feature, ("int", "uint")
     is_value = isinstance(feature, datasets.Value) and feature.dtype.startswith(types)
@@ -215,7 +215,7 @@ def files_of(table: datasets.Dataset, column: str, root: Path | None) -> Callabl
         return None
     if not is_beside:
         return lambda: [file["filename"] for file in table.cache_files]
-    return cache(lambda: [os.path.join(root, path or "") for path in column_values(table, column)])
+    return cache(lambda: [os.path.join(root or "", path or "") for path in column_values(table, column)])
 
 
 def _lie_beside(table: datasets.Dataset, column: str) -> bool | None:
@@ -283,7 +283,7 @@ def image_bytes(image, root: Path | None, name: str, row: int) -> bytes:
     if root and os.path.islink(os.path.join(root, path)) and not os.path.exists(os.path.join(root, path)):
         raise DataError(f"{path!r} is a link to a missing file", where=here, fix="restore the file")
     real = os.path.realpath(os.path.join(root, path)) if root else None
-    if real is None or "://" in path or not Path(real).is_relative_to(root):
+    if root is None or real is None or "://" in path or not Path(real).is_relative_to(root):
         raise DataError(
             f"image path {path!r} is outside the data set",
             where=here,

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import xxhash
@@ -55,11 +56,10 @@ def contents_of(
     Raises:
         DataError: some cannot be decoded, and are not to be skipped.
     """
-    contents, unreadable = [], {}
+    contents, unreadable = list[SplitContents](), dict[str, None]()
     for split in splits:
-        is_table = split.block_starts is None
-        if len(split) > MAX_CHECKED_IMAGES or not is_table:
-            contents.append(runtime.on_main(lambda split=split: _contents_of_files(split.source_files)))
+        if len(split) > MAX_CHECKED_IMAGES or split.block_starts is not None:
+            contents.append(runtime.on_main(partial(_contents_of_files, split.source_files)))
             continue
         part = dict(rank=runtime.rank, world_size=runtime.world_size, num_threads=num_threads)
         errors, total = check_images(split, **part, decode=decode)

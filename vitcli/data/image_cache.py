@@ -112,7 +112,7 @@ class CachedRows:
         began_at = time.perf_counter()
         image_HWC, label = make() if will_be_kept or make_otherwise is None else make_otherwise()
         made_at = time.perf_counter()
-        if will_be_kept:
+        if will_be_kept and stamp is not None:
             self.store.add(source, stamp, image_HWC)
         with self._mutex:
             self._behind_s = max(0.0, self._behind_s + time.perf_counter() - 2 * made_at + began_at)
@@ -245,6 +245,7 @@ class ImageCache:
             return None, CachePlacement("off", reason="no image of the first ones can be read")
         need, of_whole = int(bytes_each * len(split)), bytes_each * len(whole) * MARGIN
         places, reason = self._places(whole, about, need, visits)
+        store: row_store.RowStore | MemoryStore
         for place in places:
             try:
                 if place == "disk":

@@ -60,7 +60,7 @@ def _matches(name: str, where: str) -> tuple[list[str], LeftOut]:
     if path.is_file():
         return [name], NOTHING
     files = sorted(file for file in glob.glob(name, recursive=True) if Path(file).is_file())
-    images, others = [], []
+    images, others = list[str](), list[str]()
     for file in files:
         (images if is_image(file) else others).append(file)
     if not images:

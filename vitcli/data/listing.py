@@ -9,7 +9,7 @@ from vitcli.data.demo import SETS
 from vitcli.data.vtab import GROUPS, VTAB
 from vitcli.errors import DataError, nearest
 from vitcli.output import text as output_text
-from vitcli.output.document import simple_table
+from vitcli.output.document import Columns, simple_table
 
 WIDE = 120  # columns of a terminal that has room for the splits in the list
 
@@ -74,13 +74,13 @@ def list_as_text(data: dict[str, Any]) -> str:
     """Return the result of `vit datasets list` as text."""
     is_wide = output_text.terminal_width() >= WIDE
     splits = {"train": "train_split", "test": "eval_split"} if is_wide else {}
-    columns = {"name": "id", "classes": "number", **dict.fromkeys((*splits, "here"), "id"), "from": "clipped"}
+    columns: Columns = {name: "id" for name in (*splits, "here")}
     rows = []
     for entry in data["datasets"]:
         parts = [entry[key] or "-" for key in splits.values()]
         here = "yes" if entry["found"] else "no"
         rows.append((entry["name"], str(entry["classes"]), *parts, here, entry["hub"] or "$VIT_DATA only"))
-    return simple_table(columns, rows).as_text()
+    return simple_table({"name": "id", "classes": "number", **columns, "from": "clipped"}, rows).as_text()
 
 
 def _in_one_line(value: Any) -> str:

@@ -29,7 +29,7 @@ class OpenedFiles:
 
     def __init__(self, whole: "Split"):
         self._whole = whole
-        self._kept: dict[int, tuple[int, tuple[bytes, Any]]] = {}  # stamp and example of a row
+        self._kept: dict[int, tuple[int, tuple[bytes | np.ndarray, Any]]] = {}  # stamp and example of a row
         self._facts: dict[tuple[int, str], tuple[int, Any]] = {}
         self._mutex = threading.Lock()
 
@@ -61,7 +61,7 @@ class OpenedFiles:
     def _stamp_of(self, row: int) -> int | None:
         return self._whole.stamp_of(row) if self._whole.stamp_of else None
 
-    def _kept_example(self, row: int) -> tuple[bytes, Any] | None:
+    def _kept_example(self, row: int) -> tuple[bytes | np.ndarray, Any] | None:
         stamp, example = self._kept.get(row, (None, None))
         return example if example and stamp == self._stamp_of(row) else None
 

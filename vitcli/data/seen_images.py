@@ -133,7 +133,7 @@ def record(
             # One after the other, so that their order is the same on any number of processes.
             parts = [concatenated(_part_of(split, rank, world_size)) for split in splits]
             digests[name] = np.array([digest for part in parts for digest in part], dtype=np.uint64)
-    trained_on, ever_before = digests.get("trained_on"), before and before.ever_trained_on
+    trained_on, ever_before = digests.get("trained_on"), before.ever_trained_on if before else None
     known = {"num_held_out_copies": trained_on, "num_held_out_seen": ever_before}
     numbers = {name: _num_known(digests.get("held_out"), digests_N) for name, digests_N in known.items()}
     if before is None:
@@ -152,12 +152,14 @@ def _part_of(split: Split, rank: int, world_size: int) -> list[int]:
 
 def merged(runs: Sequence[SeenImages]) -> dict[str, str] | None:
     """Return what the metadata of an average keep of its runs' images; None if those of one are unknown."""
-    if any(run.trained_on is None for run in runs):
-        return None
     trained_on = union(run.trained_on for run in runs)
+    if trained_on is None or any(run.trained_on is None for run in runs):
+        return None
     digests = {"trained_on": trained_on}
     first = runs[0].held_out
-    if first is not None and all(np.array_equal(run.held_out, first) for run in runs[1:]):
+    if first is not None and all(
+        run.held_out is not None and np.array_equal(run.held_out, first) for run in runs[1:]
+    ):
         digests["held_out"] = first
     before = union(run.trained_before for run in runs)
     if before is not None:
@@ -175,8 +177,8 @@ def never_trained_on(split: Split, trained_on: np.ndarray | None, *, is_held_out
         is_held_out: whether no row was trained on, so that only copies in other rows may have been.
     """
     if trained_on is None or not _can_be_read(split):
-        note = () if is_held_out else ("whether images of these were trained on is not known",)
-        return replace(split, notes=(*note, *split.notes))
+        notes = () if is_held_out else ("whether images of these were trained on is not known",)
+        return replace(split, notes=(*notes, *split.notes))
     was_trained_N = np.isin(digests_of(split), trained_on)
     if not was_trained_N.any():
         return split
@@ -219,14 +221,14 @@ def held_out_part(
         part = _noting_seen(part, seen, seen.held_out)
         note = f"these are the held-out images of the run; {option} takes all {len(whole):,}"
         return part if is_scored else replace(part, notes=(note, *part.notes))
-    if seen.trained_on is None or not _can_be_read(whole):
+    if seen.trained_on is None or (ever := seen.ever_trained_on) is None or not _can_be_read(whole):
         return _unknown_part(whole, seen, option=option if is_scored else None)
 
     # Which rows are which, by content.
     digests_N = digests_of(whole)
     held_out = np.zeros(0, np.uint64) if seen.held_out is None else seen.held_out
     held_rows = _rows_of(held_out, digests_N)
-    was_trained_N = np.isin(digests_N, seen.ever_trained_on) & (digests_N != UNREADABLE)
+    was_trained_N = np.isin(digests_N, ever) & (digests_N != UNREADABLE)
     was_trained_N[held_rows] = False
     num_trained = int(was_trained_N.sum())
     if not num_trained:
@@ -315,8 +317,8 @@ def _digest(split: Split, row: int) -> int:
         return UNREADABLE
 
 
-def _digest_of(image: bytes) -> int:
-    return int.from_bytes(blake2b(image, digest_size=DIGEST_BYTES).digest(), "little")
+def _digest_of(image: bytes | np.ndarray) -> int:
+    return int.from_bytes(blake2b(bytes(image), digest_size=DIGEST_BYTES).digest(), "little")
 
 
 def _can_be_read(split: Split) -> bool:

@@ -133,11 +133,12 @@ class Split:
     cache: Any = None
 
     def __post_init__(self) -> None:
-        if not is_text(*(self.class_names or ())):
-            wrong = next(number for number, name in enumerate(self.class_names) if not is_text(name))
+        names = self.class_names or ()
+        if not is_text(*names):
+            wrong = next(number for number, name in enumerate(names) if not is_text(name))
             raise DataError(
                 f"the name of class {wrong} is not text that UTF-8 can express",
-                where=f"{self.name}: {plain(self.class_names[wrong])}",
+                where=f"{self.name}: {plain(names[wrong])}",
                 fix="correct the names of the classes, where the data set lists them",
             )
 
@@ -152,7 +153,7 @@ class Split:
     @property
     def groups_N(self) -> np.ndarray | None:
         """The group of each row, (N,) int64, read when it is first asked for; None without groups."""
-        return self.grouping and self.grouping.groups_N
+        return self.grouping.groups_N if self.grouping else None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -238,7 +239,9 @@ class Split:
 
     def random_blocks(self, num_examples: int, *, name: str, key: int) -> "Split":
         """Draw whole blocks of shards without replacement, and as much of the last one as is needed."""
-        sizes = np.diff(self.block_starts)
+        firsts = self.block_starts
+        assert firsts is not None, "it is of shards"
+        sizes = np.diff(firsts)
         drawn = sampler.permute(np.arange(len(sizes)), num_examples=len(sizes), key=key)
         drawn = drawn[: np.searchsorted(np.cumsum(sizes[drawn]), num_examples) + 1]
         ends = np.minimum(np.cumsum(sizes[drawn]), num_examples)
@@ -246,7 +249,7 @@ class Split:
 
         def source_rows(rows: np.ndarray) -> np.ndarray:
             block = np.searchsorted(ends, rows, side="right")
-            return self.block_starts[drawn[block]] + rows - starts[block]
+            return firsts[drawn[block]] + rows - starts[block]
 
         identity = f"{self.identity}, {num_examples} rows of blocks drawn by {key}"
         return replace(self._at(source_rows, num_examples), name=name, block_starts=starts, identity=identity)
@@ -276,18 +279,17 @@ class Split:
         def all_rows() -> np.ndarray:
             return source_rows(np.arange(num_examples))
 
-        opened = self._opened and (lambda row: self._opened(source_row(row)))
-
+        own, read_column, grouping = self._opened, self.read_column, self.grouping
+        opened = own and (lambda row: own(source_row(row)))
         return replace(
             self,
             num_examples=num_examples,
             read_row=RowReader(several, opened),
             read_labels=lambda: self.read_labels()[all_rows()],
             where_is=lambda row: self.where_is(source_row(row)),
-            read_column=self.read_column
-            and (lambda name: [*map(self.read_column(name).__getitem__, all_rows())]),
+            read_column=read_column and (lambda name: [*map(read_column(name).__getitem__, all_rows())]),
             whole=(whole, lambda rows: rows_of_whole(source_rows(rows))),
-            grouping=self.grouping and Grouping(self.grouping.rule, lambda: self.groups_N[all_rows()]),
+            grouping=grouping and Grouping(grouping.rule, lambda: grouping.groups_N[all_rows()]),
             cache=None,
         )
 
@@ -300,22 +302,24 @@ class Split:
     def task(self) -> Task:
         return Task.NUMBER if self.has_numbers else Task.MULTILABEL if self.is_multilabel else Task.ONE_CLASS
 
+    def _reader_with(self, label_of: Callable[[Any], Label]) -> RowReader:
+        """Return a reader of the same images with another label for each."""
+
+        def several(rows: Sequence[int]) -> ReadRow:
+            read_row = self.reader_of(rows)
+            return lambda row: ((example := read_row(row))[0], label_of(example[1]))
+
+        return RowReader(several, self._opened)
+
     def with_label_lists(self) -> "Split":
         """Return the same rows with a list of one label each, if they have one label."""
         if self.is_multilabel:
             return self
 
-        def listed(read_row: ReadRow) -> ReadRow:
-            def read(row: int) -> tuple[bytes | np.ndarray, Label]:
-                image, label = read_row(row)
-                return image, (label,)
-
-            return read
-
         return replace(
             self,
             is_multilabel=True,
-            read_row=RowReader(lambda rows: listed(self.reader_of(rows)), self._opened),
+            read_row=self._reader_with(lambda label: (label,)),
             read_labels=lambda: self.read_labels()[:, None],
             whole=self.whole or (self, lambda rows: rows),
         )
@@ -323,14 +327,10 @@ class Split:
     def relabelled(self, number_of: np.ndarray, class_names: tuple[str, ...]) -> "Split":
         """Return the same rows with label k renumbered to number_of[k], in another list of classes."""
 
-        def renumbered(read_row: ReadRow) -> ReadRow:
-            def renumber(row: int) -> tuple[bytes | np.ndarray, Label]:
-                image, label = read_row(row)
-                if isinstance(label, tuple):
-                    return image, tuple(int(number_of[number]) for number in label)
-                return image, int(number_of[label])
-
-            return renumber
+        def renumbered(label: Any) -> Label:
+            if isinstance(label, tuple):
+                return tuple(int(number_of[number]) for number in label)
+            return int(number_of[label])
 
         def read_labels() -> np.ndarray:
             labels = self.read_labels()
@@ -340,7 +340,7 @@ class Split:
             self,
             class_names=class_names,
             num_classes=len(class_names),
-            read_row=RowReader(lambda rows: renumbered(self.reader_of(rows)), self._opened),
+            read_row=self._reader_with(renumbered),
             read_labels=read_labels,
             whole=self.whole or (self, lambda rows: rows),
         )

@@ -65,7 +65,7 @@ OPERATIONS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "contrast": lambda image, strength: ImageEnhance.Contrast(image).enhance(1 + strength),
     "sharpness": lambda image, strength: ImageEnhance.Sharpness(image).enhance(1 + strength),
     "posterize": lambda image, strength: ImageOps.posterize(image, int(strength)),
-    "solarize": lambda image, strength: ImageOps.solarize(image, strength),
+    "solarize": lambda image, strength: ImageOps.solarize(image, strength),  # type: ignore[arg-type]  # any
     "autocontrast": lambda image, strength: ImageOps.autocontrast(image),
     "equalize": lambda image, strength: ImageOps.equalize(image),
 }

@@ -116,7 +116,7 @@ def _result(
     class_names = [name for part in examined for name in (part.labels.class_names if part.labels else ())]
     return {
         "command": "datasets check",
-        "dataset": without_credentials(one.data.dataset),
+        "dataset": without_credentials(one.data.dataset or ""),
         "reading": reading_words(one.data.model_copy(update={"on_bad_image": "error"})),
         "split": one.split.name,
         "against": other.split.name,

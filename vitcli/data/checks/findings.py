@@ -73,9 +73,8 @@ def failure(result: dict[str, Any]) -> DataError | None:
 
 def _unreadable(result: dict[str, Any]) -> Iterator[Finding]:
     if places := result["unreadable"]:
-        text = (
-            f"{count_of(len(places), 'image')} cannot be read: {_first(map(_file_of, places), len(places))}"
-        )
+        first = _first([*map(_file_of, places)], len(places))
+        text = f"{count_of(len(places), 'image')} cannot be read: {first}"
         yield Finding(
             "spoils",
             "unreadable_images",
@@ -136,10 +135,9 @@ def _classes(result: dict[str, Any]) -> Iterator[Finding]:
         name, classes = short_name(part["split"]), part["labels"]
         if classes is None:
             if part["no_labels"]:
-                level = "spoils" if part["labels_stop"] else "look"
-                fix = (
-                    "give each class one name in all splits, and images in train" if level == "spoils" else ""
-                )
+                level: Level = "spoils" if part["labels_stop"] else "look"
+                advice = "give each class one name in all splits, and images in train"
+                fix = advice if level == "spoils" else ""
                 yield Finding(level, "labels_not_read", f"labels of {name}: {part['no_labels']}", fix)
             continue
         if classes["kind"] == "number":
@@ -158,8 +156,7 @@ def _classes(result: dict[str, Any]) -> Iterator[Finding]:
             continue
         few = {label: count for label, count in counts.items() if 0 < count < FEW_IMAGES}
         if few:
-            shown = [f"{label} {count}" for label, count in few.items()]
-            shown = _first(shown, len(few))
+            shown = _first([f"{label} {count}" for label, count in few.items()], len(few))
             text = f"{_classes_have(len(few))} fewer than {FEW_IMAGES} images in {name}: {shown}"
             yield Finding("look", "small_classes", text, "add images, or join classes")
         if classes["ratio"] and classes["ratio"] >= UNEQUAL:
@@ -214,9 +211,8 @@ def _sizes(result: dict[str, Any]) -> Iterator[Finding]:
         places = [place for part in result["splits"] for place in part["sizes"][name]]
         if places:
             has = "has" if len(places) == 1 else "have"
-            text = (
-                f"{count_of(len(places), 'image')} {has} {what}: {_first(map(_file_of, places), len(places))}"
-            )
+            first = _first([*map(_file_of, places)], len(places))
+            text = f"{count_of(len(places), 'image')} {has} {what}: {first}"
             yield Finding("look" if name == "large" else "know", f"{name}_images", text, fix)
 
 

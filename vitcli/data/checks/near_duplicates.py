@@ -69,7 +69,7 @@ def open_splits(name: SplitName, against: SplitName, section: Data) -> list[Name
     """
     section = section.model_copy(update={"dataset": name.dataset})
     data = _open_images(section)
-    is_same_data = against.dataset is None or _is_same(name.dataset, against.dataset)
+    is_same_data = against.dataset is None or _is_same(name.dataset or "", against.dataset)
     other_section = section.model_copy(update={} if is_same_data else {"dataset": against.dataset})
     other_data = data if is_same_data else _open_images(other_section)
     nothing_to_compare = partial(_nothing_to_compare, names=data.split_names)
@@ -81,18 +81,18 @@ def open_splits(name: SplitName, against: SplitName, section: Data) -> list[Name
     # The split to search.
     searched = other_data.split_called(against.split)
     if searched == "auto":
-        searched = other_data.default_train_split()
-        if not searched and is_same_data:
+        train_split = other_data.default_train_split()
+        if not train_split and is_same_data:
             raise nothing_to_compare(f"{name.dataset} has no train split")
-        searched = searched or other_data.only_split("--against-split")
+        searched = train_split or other_data.only_split("--against-split")
     # The split to check: of the same data another one than the one searched.
     searched_base = base_of(searched)
     checked = data.split_called(name.split)
     if checked == "auto":
-        checked = data.default_eval_split(besides=searched_base if is_same_data else None)
-        if checked is None and is_same_data:
+        eval_split = data.default_eval_split(besides=searched_base if is_same_data else None)
+        if eval_split is None and is_same_data:
             raise nothing_to_compare(f"{name.dataset} has no split to check besides {searched_base}")
-        checked = checked or data.only_split("--split")
+        checked = eval_split or data.only_split("--split")
     # A split is compared with itself only if both options name it; two slices of it may be meant otherwise.
     has_default = "auto" in (name.split, against.split)
     is_same_split = is_same_data and base_of(checked) == searched_base
@@ -136,7 +136,7 @@ def _open_images(section: Data) -> DataSet:
     """
     for kind in OPENED_AS:
         try:
-            data = from_section(section, partial(DataSet, **kind))
+            data = from_section(section, kind)
             break
         except DataError:
             continue

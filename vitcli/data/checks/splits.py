@@ -3,6 +3,7 @@
 N images, M labels of an image, K classes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ LARGE_PIXELS = 25_000_000  # above it one image takes about half a second to dec
 SMALL_SIDE = 32  # pixels; two patches of 16
 LONG_ASPECT = 3.0  # above it a centre crop of the short side shows less than a third of the image
 # Ways to open labels, in the order in which they are tried: classes, then numbers to predict.
-OPENED_AS: tuple[dict[str, bool], ...] = ({}, {"numbers": True})
+OPENED_AS: tuple[Callable[..., DataSet], ...] = (DataSet, partial(DataSet, numbers=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,7 @@ def read_labels(data: Data, split: str, num_images: int) -> tuple[SplitLabels | 
     reasons = []
     for kind in OPENED_AS:
         try:
-            opened = from_section(data, partial(DataSet, **kind)).open(split)
+            opened = from_section(data, kind).open(split)
             if opened.is_large:
                 return None, NoLabels(f"{opened.name} is too large to read all labels first")
             if len(opened) != num_images:
@@ -99,13 +100,13 @@ def describe_labels(labels: SplitLabels | None) -> dict[str, Any] | None:
         }
     counts = labels.counts()
     present = {name: count for name, count in counts.items() if count}
-    largest, smallest = (pick(present, key=present.get, default=None) for pick in (max, min))
+    largest, smallest = (pick(present, key=present.__getitem__, default="") for pick in (max, min))
     return {
         "kind": "class" if labels.is_one_class_each else "several",
         "num_classes": len(counts),
         "images_per_class": counts,
-        "largest": largest,
-        "smallest": smallest,
+        "largest": largest if present else None,
+        "smallest": smallest if present else None,
         "ratio": present[largest] / present[smallest] if present else None,
         "empty": [name for name, count in counts.items() if not count],
         "num_unlabelled": 0 if labels.is_one_class_each else int((labels.labels < 0).all(axis=1).sum()),

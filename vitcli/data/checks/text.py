@@ -5,7 +5,7 @@ from typing import Any
 
 from vitcli.data.checks.findings import KEEPS_COPIES, LEVELS, short_name
 from vitcli.output import text as output_text
-from vitcli.output.document import simple_table
+from vitcli.output.document import Columns, simple_table
 from vitcli.output.text import count_of, within
 
 HEADINGS = {"spoils": "SPOILS", "look": "look at", "know": "know"}
@@ -53,8 +53,8 @@ def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
         rows += [("labels", _labels(suspects)), ("page", suspects["page"])]
     num_seen = sum(part["num_images"] for part in result["splits"])
     rows.append(("speed", f"{num_seen / result['elapsed_s']:.0f} images/s"))
-    rows.append(("written to", result["pairs_file"] or (suspects and suspects["out"])))
-    return [row for row in rows if row[1]]
+    rows.append(("written to", result["pairs_file"] or (suspects["out"] if suspects else "")))
+    return [(name, text) for name, text in rows if text]
 
 
 def _exact_pairs(result: dict[str, Any]) -> str:
@@ -114,7 +114,7 @@ def _labels(suspects: dict[str, Any]) -> str:
 
 
 def _table_of_pairs(result: dict[str, Any]) -> str:
-    columns = {"the closest": "text", "bits": "number", "image": "text", "is like": "text"}
+    columns: Columns = {"the closest": "text", "bits": "number", "image": "text", "is like": "text"}
     rows = [
         (
             pair["kind"],
@@ -131,7 +131,7 @@ def _table_of_suspects(result: dict[str, Any]) -> str:
     suspects = result.get("suspects")
     if not suspects or not suspects["num_named"]:
         return ""
-    columns = {"suspicious": "text", "labelled": "text", "others say": "text", "of label": "number"}
+    columns: Columns = {"suspicious": "text", "labelled": "text", "others say": "text", "of label": "number"}
     shown = suspects["listed"][: min(suspects["num_named"], SHOWN_SUSPECTS)]
     rows = [
         (_place(each["place"], suspects["split"], result["dataset"]), each["label"], each["other"],

@@ -58,6 +58,7 @@ def group_names(split: Split, rule: str) -> list:
         )
     if parsed.level is not None:
         return [_folder(path, parsed.level) or _refuse_folder(split, path, rule) for path in paths]
+    assert parsed.pattern, "a rule has a level or a pattern"
     matches = [parsed.pattern.search(os.path.basename(path)) for path in paths]
     names = [match and match[1] for match in matches]
     without = [os.path.basename(path) for path, name in zip(paths, names, strict=True) if not name]

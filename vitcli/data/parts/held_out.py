@@ -1,7 +1,7 @@
 """What `data.eval_split` may be besides the name of a split: parts of the training images to hold out."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 DEV_PART = "dev_fraction"  # what data.dev_fraction cuts from what "auto" trains on
 DEV_PART_OF_ALL = "dev_fraction_of_all"  # from all of train, where other rows are named to report on
@@ -41,9 +41,9 @@ def choice_part(eval_split: str) -> str:
     """Return the dev part of the training images, where `eval_split` is to report on."""
     if eval_split == "auto":  # a test split cut from the training images must not take part in choosing
         return DEV_PART
-    folds = FoldName.of(eval_split)
-    is_fold = folds and folds.fold is not None
-    return str(FoldName(folds.num_folds, folds.fold, is_choice=True)) if is_fold else DEV_PART_OF_ALL
+    if (folds := FoldName.of(eval_split)) and folds.fold is not None:
+        return str(replace(folds, is_choice=True))
+    return DEV_PART_OF_ALL
 
 
 def is_choice(eval_split: str) -> bool:

@@ -27,7 +27,7 @@ def groups_to_divide(split: Split) -> np.ndarray | None:
     """
     if split.grouping is None:
         return None
-    groups_N = np.unique(split.groups_N, return_inverse=True)[1]
+    groups_N = np.unique(split.grouping.groups_N, return_inverse=True)[1]
     labels_N, where = split.read_labels(), f"{KEY} = {split.grouping.rule!r}"
     if groups_N.max() == 0:
         apart = "images" if split.grouping.rule == NEAR_DUPLICATES else "objects, patients or scenes"
@@ -159,15 +159,14 @@ def random_subset(split: Split, num_examples: int, *, seed: int, keeps_groups: b
             fix=f"a number up to {len(split)}, or leave the key out",
         )
     key, name = sampler.derive_seed(seed, "subset", num_examples), f"{num_examples} of {split.name}"
-    if keeps_groups and split.grouping:
-        return _subset_of_groups(split, num_examples, key=key)
+    if keeps_groups and split.grouping and (groups_N := groups_to_divide(split)) is not None:
+        return _subset_of_groups(split, groups_N, split.grouping.rule, num_examples, key=key)
     if split.block_starts is not None:
         return split.random_blocks(num_examples, name=name, key=key)
     return split.part(0, num_examples, name=name, shuffle_key=key)
 
 
-def _subset_of_groups(split: Split, num_examples: int, *, key: int) -> Split:
-    groups_N = groups_to_divide(split)
+def _subset_of_groups(split: Split, groups_N: np.ndarray, rule: str, num_examples: int, *, key: int) -> Split:
     sizes_G = np.bincount(groups_N)
     drawn_G, left = np.zeros(len(sizes_G), dtype=bool), num_examples
     for group in sampler.permute(np.arange(len(sizes_G)), num_examples=len(sizes_G), key=key):
@@ -177,7 +176,7 @@ def _subset_of_groups(split: Split, num_examples: int, *, key: int) -> Split:
         raise DataError(
             f"data.num_examples is {num_examples}, and the smallest group of {split.name} has "
             f"{sizes_G.min()} images",
-            where=f"recipe keys data.num_examples and data.group_column = {split.grouping.rule!r}",
+            where=f"recipe keys data.num_examples and data.group_column = {rule!r}",
             fix=f"a number from {sizes_G.min()} to {len(split)}: groups are drawn whole",
         )
     rows = np.flatnonzero(drawn_G[groups_N])
@@ -196,7 +195,8 @@ def _parted(train: Split, is_held_N: np.ndarray) -> tuple[Split, Split]:
     rest, held = train.rows(np.flatnonzero(~is_held_N)), train.rows(np.flatnonzero(is_held_N))
     if train.grouping is None:
         return rest, held
-    num_left, num_held = (len(np.unique(part.groups_N)) for part in (rest, held))
+    grouping, sides = train.grouping, (~is_held_N, is_held_N)
+    num_left, num_held = (len(np.unique(grouping.groups_N[is_N])) for is_N in sides)
     counts = f"{num_left:,} to train on and {num_held:,} held out"
     note = f"groups of {train.grouping.rule}: {counts}, none on both sides"
     return rest, replace(held, notes=(*held.notes, note))
@@ -212,6 +212,7 @@ def _cut_groups(
     """Return all but the dev part, and the dev part of whole groups, both in the order of rows."""
     labels = train.read_labels() if is_stratified else np.zeros(len(train), dtype=np.int64)
     groups_N = groups_to_divide(train)
+    assert groups_N is not None, "it has groups"
     counts = GroupCounts(groups_N, labels, order_N=_row_order(train, order_N))
     last_G = np.zeros(counts.num_groups, dtype=bool)
     if was_trained_N is not None:
@@ -230,9 +231,9 @@ def _row_order(train: Split, order_N: np.ndarray | None) -> np.ndarray:
 
 def _cut_at_random(train: Split, dev_fraction: float) -> tuple[Split, Split]:
     """Return all but the dev part, and the dev part: a random one of all rows, of shards whole blocks."""
-    key = sampler.derive_seed(0, "dev split", len(train))
+    key: int | None = sampler.derive_seed(0, "dev split", len(train))
     whole, num_train = train, len(train) - round(len(train) * dev_fraction)
-    if train.block_starts is not None:  # single rows would need every block to be read
+    if key is not None and train.block_starts is not None:  # single rows would need every block to be read
         whole, key = train.random_blocks(len(train), name=train.name, key=key), None
     parts = ((0, num_train), (num_train, len(train)))
     rest, dev = (whole.part(first, last, name=train.name, shuffle_key=key) for first, last in parts)
