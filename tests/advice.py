@@ -230,9 +230,8 @@ def _key_of(pair: tuple[str, ...]) -> str:
     return pair[0].partition("=")[0] if pair[0].startswith("-") else f"word {pair[0]}"
 
 
-def texts_of(source: str) -> Iterator[tuple[int, str]]:
+def texts_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Return the line and the text of each string of a module but docstrings; {} is what is filled in."""
-    tree = ast.parse(source)
     skipped = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and node.body:

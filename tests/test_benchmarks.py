@@ -16,7 +16,7 @@ from tests.advice import commands, split_command
 from tests.conftest import REPOSITORY, run
 
 HOME = REPOSITORY / "benchmarks"
-RECORDER = """#!{python}
+RECORDER = """#!{python} -IS
 import sys, time
 if "vitcli" in sys.argv:
     with open({lines!r}, "a") as file:

@@ -44,6 +44,7 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path): path for path in FILES}
 
 
+@cache
 def imports(path: Path, *, at_the_top: bool = False) -> set[str]:
     """Whole names of the modules that a file imports; `from a import b` counts as a.b, too."""
     nodes = tree_of(path).body if at_the_top else ast.walk(tree_of(path))
@@ -71,6 +72,7 @@ def loaded_with(name: str) -> set[str]:
     return libraries
 
 
+@cache
 def functions_of(path: Path) -> list[ast.FunctionDef]:
     return [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef)]
 

@@ -29,6 +29,7 @@ from tests.advice import (
     texts_of,
 )
 from tests.conftest import Outcome, run
+from tests.test_layers import tree_of
 from vitcli.recipe import KEYS
 
 TUNE = "finetune --ckpt demo --res 32 --steps 2 --batch-size 8"
@@ -578,7 +579,7 @@ def strings() -> list[tuple[str, str]]:
         (f"{path.name}:{line}", text)
         for path in sources()
         if path.name != "hints.py"  # whose first words are names of other tools
-        for line, text in texts_of(path.read_text())
+        for line, text in texts_of(tree_of(path))
         if "--" in text or "vit " in text or "." in text
     ]
 

@@ -152,7 +152,7 @@ def test_only_the_corrupted_patches_are_asked_and_each_for_its_own_target(target
     ],
     ids=lambda arch: f"{arch.name}-{arch.posemb}-{arch.posemb_at}-{arch.classifier}",
 )
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_without_corruption_the_tokens_are_those_of_timms_forward_features(arch, checkpointing):
     torch.manual_seed(1)
     vit = build(arch, dropout=0.0).eval()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import run
+from tests.conftest import once, run
 from vitcli import recipe
 from vitcli.errors import MachineError, VitError
 from vitcli.recipe import listing
@@ -339,7 +339,8 @@ def test_the_other_recipes_of_a_data_set_are_named():
     assert "others for cifar10, by --recipe: modern/cifar10, modern/cifar10-masked-patch" in chosen.notes[0]
 
 
-def test_every_data_set_has_a_recipe_to_train_by():
+def test_every_data_set_has_a_recipe_to_train_by(monkeypatch):
+    monkeypatch.setattr(recipe, "merge", once(recipe.merge))
     datasets = [*recipe.dataset_aliases(), "demo", "demo:pretrain", "photos", None]
     asked = itertools.product(("finetune", "pretrain"), datasets)
 

@@ -43,7 +43,13 @@ def first_images_of_a_run(photos, out, changes) -> torch.Tensor:
     return seen[0]
 
 
-@pytest.mark.parametrize("changes", MIXTURES.values(), ids=MIXTURES)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(changes, id=name, marks=pytest.mark.slow if name in ("mixup", "cutmix") else ())
+        for name, changes in MIXTURES.items()
+    ],
+)
 def test_the_pixels_are_those_that_a_run_gives_its_network(photos, tmp_path, changes):
     given_BCHW = first_images_of_a_run(photos, tmp_path / "run", changes)
     keys = {"model.ckpt": "demo", "data.dataset": str(photos), "train.batch_size": 8}

@@ -58,11 +58,10 @@ def folder(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     "more",
     [
-        (),
         ("--folds", 2),
         *(
             pytest.param(words, marks=pytest.mark.slow)
-            for words in (("--lr", "0.01,0.02,0.03"), ("--folds", 5), ("--folds", 3, "--lr", "0.01,0.02"))
+            for words in ((), ("--lr", "0.01,0.02,0.03"), ("--folds", 5), ("--folds", 3, "--lr", "0.01,0.02"))
         ),
     ],
     ids=str,

@@ -332,7 +332,7 @@ def test_the_forecast_counts_the_images_that_calibrate(eval_split, calibrated_by
 @pytest.mark.parametrize(
     ("is_late", "eval_every", "planned_after"),
     # Read late, numbers tell of the seventh step during the eighth, unless its weights are evaluated.
-    [(False, 7, 7), (True, 7, 7), (True, 0, 8)],
+    [(False, 7, 7), pytest.param(True, 7, 7, marks=pytest.mark.slow), (True, 0, 8)],
 )
 def test_a_stopped_run_follows_the_recorded_plan_to_the_same_bits(
     photos, tmp_path, monkeypatch, a_second_a_step, is_late, eval_every, planned_after

@@ -1,5 +1,7 @@
 """`vit models --weights`: every name in it is one that --ckpt takes, and what is on this machine is found."""
 
+from functools import cache
+
 import pytest
 import timm
 import torch
@@ -11,9 +13,12 @@ from vitcli.weights import names
 from vitcli.weights.catalog import _named_weights, _papers_name, as_table, list_weights
 from vitcli.weights.download import cached_path
 
+CONFIGS = cache(timm.models.get_pretrained_cfg)  # timm copies them deeply, once for each of 1,900 names
+
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
+    monkeypatch.setattr("timm.models.get_pretrained_cfg", CONFIGS)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)

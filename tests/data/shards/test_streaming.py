@@ -109,8 +109,15 @@ def in_order(parquet) -> list[int]:
     return rows_seen(split, steps=range(26), world_size=1, num_threads=2)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("num_threads", [1, 4])
+@pytest.mark.parametrize(
+    ("world_size", "num_threads"),
+    [
+        (1, 4),
+        (2, 1),
+        (3, 4),
+        *(pytest.param(*both, marks=pytest.mark.slow) for both in ((1, 1), (2, 4), (3, 1))),
+    ],
+)
 def test_every_row_comes_once_in_an_epoch_on_any_number_of_processes_and_threads(
     parquet, in_order, world_size, num_threads
 ):
