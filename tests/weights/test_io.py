@@ -21,7 +21,7 @@ from vitcli.models.architecture import Architecture
 from vitcli.models.build import TransformerOptions, architecture, build, expected_tensors
 from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import Weights, read_weights, write_weights, write_weights_file
-from vitcli.weights.load import load, load_into, load_with_head
+from vitcli.weights.load import keep_head, load, load_into
 
 PREPROCESSING = {
     "image_size": [32, 48],
@@ -341,11 +341,10 @@ def kept(tmp_path, names, data_names, *, arch=None, count=3):
     model = network(arch)
     write(tmp_path, arch, model.state_dict(), class_names=names)
     weights = read_weights(str(tmp_path))
-    kept_model, kept_arch, report = load_with_head(
-        weights, data_names, image_size=(32, 32), num_classes=count, data_name="photos"
-    )
+    kept_model, kept_arch, report = load(weights, image_size=(32, 32))
+    how = keep_head(kept_model, weights, data_names, num_classes=count, data_name="photos")
     images = torch.randn(2, 3, 32, 32)
-    return model(images), kept_model.eval()(images), report, kept_arch
+    return model(images), kept_model.eval()(images), replace(report, kept_head=how), kept_arch
 
 
 def test_a_kept_head_gives_the_logits_of_each_class_where_the_data_have_it(tmp_path):

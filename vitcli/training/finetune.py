@@ -13,7 +13,6 @@ from vitcli.data.split import Split
 from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation.regression import target_of
 from vitcli.evaluation.setup import notes_on_pixels
-from vitcli.models.architecture import Architecture
 from vitcli.models.build import last_layers
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Model, Objective
@@ -24,7 +23,7 @@ from vitcli.training.setup import InitialModel, RunOptions, fresh_model
 from vitcli.weights import licences
 from vitcli.weights.files import checksum_of
 from vitcli.weights.io import Weights, read_weights
-from vitcli.weights.load import LoadReport, load, load_with_head
+from vitcli.weights.load import keep_head, load
 from vitcli.weights.names import FRESH
 
 ONLY_FRESH = ("classifier", "posemb", "posemb_at", "init", "layers", "hidden", "mlp", "heads", "patch_size")
@@ -51,36 +50,43 @@ def initial_model(recipe: Recipe, split: Split, *, quiet: bool) -> InitialModel:
     # Load the checkpoint at the resolution of the recipe, with a head of zeros or its own.
     gelu = None if settings.gelu == "auto" else settings.gelu
     weights = read_weights(settings.ckpt, model_name=settings.name, gelu=gelu, quiet=quiet)
-    options_of_load = {
-        "image_size": image_size,
-        "num_classes": split.num_classes,
-        "dropout": settings.dropout,
-        "drop_path": settings.drop_path,
-        "patch_dropout": settings.patch_dropout,
-        "posemb_method": settings.posemb_resample,
-    }
-    if settings.head == "keep" and split.has_numbers:
-        model, arch, report = _with_head_of_numbers(weights, recipe, split, options_of_load)
-    elif settings.head == "keep":
-        model, arch, report = load_with_head(
-            weights, split.class_names, data_name=split.name, **options_of_load
-        )
-    else:
-        model, arch, report = load(weights, **options_of_load)
+    keeps_head = settings.head == "keep"
+    model, arch, report = load(
+        weights,
+        image_size=image_size,
+        num_classes=None if keeps_head else split.num_classes,
+        dropout=settings.dropout,
+        drop_path=settings.drop_path,
+        patch_dropout=settings.patch_dropout,
+        posemb_method=settings.posemb_resample,
+    )
+    if keeps_head:
+        report = replace(report, kept_head=_keep_head(model, weights, recipe, split))
     digest = checksum_of(model.state_dict(), "")  # before a method adds to the network
     adapt(model, settings)
     kind = "" if weights.format == settings.ckpt else f" ({weights.format})"
     details = [f"weights {settings.ckpt}{kind}; activation: {weights.numerics}", *report.lines()]
     details += notes_on_pixels(weights, recipe) + licences.note_on(weights.licence, "the weights")
     seen = SeenImages.of(weights.metadata)
-    about = (weights.fetched_from, weights.licence, digest)
-    return InitialModel(model, arch, settings.ckpt, report.summary(), details, seen, *about)
+    return InitialModel(
+        model,
+        arch,
+        origin=settings.ckpt,
+        loaded=report.summary(),
+        notes=details,
+        seen=seen,
+        fetched_from=weights.fetched_from,
+        licence=weights.licence,
+        digest=digest,
+    )
 
 
-def _with_head_of_numbers(
-    weights: Weights, recipe: Recipe, split: Split, options_of_load: dict[str, Any]
-) -> tuple[nn.Module, Architecture, LoadReport]:
-    """Return a network that predicts the numbers that the weights do, in the scale of the training images."""
+def _keep_head(model: nn.Module, weights: Weights, recipe: Recipe, split: Split) -> str:
+    """Fit the head of the weights to the data, in place; return how. Numbers get the scale of the data."""
+    if not split.has_numbers:
+        return keep_head(
+            model, weights, split.class_names, num_classes=split.num_classes, data_name=split.name
+        )
     old, new = target_of(weights.metadata), training_task(recipe.objective, split).target
     if old is None:
         raise WeightsError(
@@ -88,12 +94,11 @@ def _with_head_of_numbers(
             where="--keep-head (recipe key model.head), objective.loss regression",
             fix="leave it out: the head of a regression starts at the mean of the numbers",
         )
-    model, arch, report = load(weights, **{**options_of_load, "num_classes": None})
     with torch.no_grad():
         for layer in last_layers(model):
             layer.weight.mul_(old.std / new.std)
             layer.bias.copy_((layer.bias * old.std + old.mean - new.mean) / new.std)
-    return model, arch, replace(report, kept_head=f"the head is kept: it predicts {old.name}")
+    return f"the head is kept: it predicts {old.name}"
 
 
 def _check(model: Model, objective: Objective) -> None:

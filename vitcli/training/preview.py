@@ -156,20 +156,19 @@ def first_part(
     )
     with closing(batches):
         batch = next(batches)
-    strengths = {"mixup": recipe.objective.mixup, "cutmix": recipe.objective.cutmix}
-    if not any(strengths.values()):
+    mixup, cutmix = recipe.objective.mixup, recipe.objective.cutmix
+    if not (mixup or cutmix):
         return batch, batch.images_BCHW, 1.0
     # Seeded as the first micro-batch of a run; to mix before or after the range is scaled is the same.
     seed_generators(derive_seed(recipe.train.seed, "model", 0, 0), torch.device("cpu"))
-    mixed_BCHW, weight = mix(batch.images_BCHW.float(), **strengths)
+    mixed_BCHW, weight = mix(batch.images_BCHW.float(), mixup=mixup, cutmix=cutmix)
     return batch, mixed_BCHW.round().to(torch.uint8), weight
 
 
 def _trained(recipe: Recipe, split: Split, options: PreviewOptions) -> tuple[list[Shown], list[int]]:
     """Return training images, with the pixels of the first step and those of evaluation, and their size."""
     threads = options.workers or loader.default_threads()
-    about = {"least": options.num_images, "num_threads": threads}
-    batch, images_BCHW, weight = first_part(recipe, split, **about)
+    batch, images_BCHW, weight = first_part(recipe, split, least=options.num_images, num_threads=threads)
     labels = [label_text(split, label) for label in batch.labels_B]
     rows_N = batch.rows_B[: options.num_images].numpy()
     preprocessing = preprocessing_of(recipe.data)

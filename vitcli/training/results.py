@@ -215,8 +215,12 @@ def write_results(
         names, pixels = job.names_of_classes, preprocessing_of(job.recipe.data)
         write_run_predictions(folder.path, job.splits.eval, pixels, names, predictions, summary)
     records = read_jsonl(folder.path / run_folder.METRICS)
-    lengths = dict(num_steps=job.plan.total_steps, num_classes=job.start.arch.num_classes)
-    curves = figures.training_curves(records, **lengths, lr_at=job.lr_at)
+    curves = figures.training_curves(
+        records,
+        num_steps=job.plan.total_steps,
+        num_classes=job.start.arch.num_classes,
+        lr_at=job.lr_at,
+    )
     for name, figure in curves.items():
         plots.save(folder.path / "figures" / f"{name}.png", figure)
     folder.write_text("README.md", model_card(summary, recipes.to_toml(job.recipe), job.start.arch))

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -355,19 +356,20 @@ def batches_of(job: TrainingJob, first_step: int, *, num_threads: int) -> Iterat
     """Load this process's micro-batches of all steps from `first_step` on."""
     recipe, plan, split = job.recipe, job.plan, job.splits.train
     sampler = sampler_of(split, recipe, rank=job.runtime.rank, world_size=job.runtime.world_size)
-    how = {
-        "per_device_batch": plan.per_device_batch,
-        "on_bad_image": recipe.data.on_bad_image,
-        "num_threads": num_threads,
-    }
     transform, sides = train_transform_of(recipe.data), recipe.schedule.image_sizes
+    batches = partial(
+        loader.train_batches,
+        split,
+        sampler=sampler,
+        per_device_batch=plan.per_device_batch,
+        on_bad_image=recipe.data.on_bad_image,
+        num_threads=num_threads,
+    )
     if not sides:
-        steps = range(first_step, plan.total_steps)
-        return loader.train_batches(split, transform, sampler, steps=steps, **how)
+        return batches(transform, steps=range(first_step, plan.total_steps))
     parts = resolutions.parts_of(sides, first_step=first_step, total_steps=plan.total_steps)
     return chain.from_iterable(
-        loader.train_batches(split, resolutions.at_side(transform, side), sampler, steps=steps, **how)
-        for side, steps in parts
+        batches(resolutions.at_side(transform, side), steps=steps) for side, steps in parts
     )
 
 

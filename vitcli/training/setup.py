@@ -276,10 +276,13 @@ def set_up(
     if options.title:
         progress.detail(options.title)
     opening.show(progress, is_first=progress.is_first(OPENING))
-    kept_for = {"processes_here": runtime.processes_here, "has_siblings": options.has_siblings}
-    images = images or ImageCache(recipe.data.cache, **kept_for)
-    parts = (splits, start, plan, images, contents, tuple(opening.notes), methods)
-    job = TrainingJob(command, recipe, options, runtime, progress, *parts)
+    images = images or ImageCache(
+        recipe.data.cache, processes_here=runtime.processes_here, has_siblings=options.has_siblings
+    )
+    shown = tuple(opening.notes)
+    job = TrainingJob(
+        command, recipe, options, runtime, progress, splits, start, plan, images, contents, shown, methods
+    )
     return job if plan_only else _with_cached_images(job)
 
 
@@ -324,8 +327,9 @@ def _look_at_images(
 
 def progress_of(options: RunOptions, runtime: Runtime) -> Progress:
     """Return the notes and progress of a command that trains."""
-    how = {"quiet": options.quiet, "verbose": options.verbose, "noted": options.noted}
-    return Progress(**how, is_main=runtime.is_main)
+    return Progress(
+        quiet=options.quiet, verbose=options.verbose, noted=options.noted, is_main=runtime.is_main
+    )
 
 
 def _has_checkpoint(options: RunOptions) -> bool:
@@ -421,8 +425,14 @@ def fresh_model(
     choices |= {"gelu": None if settings.gelu == "auto" else settings.gelu, "pre_logits": pre_logits}
     options = TransformerOptions(**choices)
     arch = architecture(settings.name, image_size=image_size, num_classes=num_classes, options=options)
-    drawn = settings.model_dump(include={"dropout", "drop_path", "patch_dropout"})
-    return build(arch, **drawn, init=settings.init), arch
+    model = build(
+        arch,
+        dropout=settings.dropout,
+        drop_path=settings.drop_path,
+        patch_dropout=settings.patch_dropout,
+        init=settings.init,
+    )
+    return model, arch
 
 
 def plan_run(

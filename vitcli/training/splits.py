@@ -115,8 +115,7 @@ class RunData:
             kind = partial(kind, numbers=True)
         if loss == "masked_patch":  # any folder of images will do
             kind = partial(kind, needs_labels=False)
-        about = {"seed": seed, "kind": kind, "trained_before": self.trained_before}
-        return dataset.open_train_and_eval(settings, **about)
+        return dataset.open_train_and_eval(settings, seed=seed, kind=kind, trained_before=self.trained_before)
 
     def held_out_dev(self, recipe: Recipe) -> Split:
         """Open the images that `data.hold_out_dev` keeps out of training: the same ones for every seed."""
@@ -258,8 +257,12 @@ def have_changed(recipe: Recipe, summary: dict[str, Any]) -> bool:
     with suppress(VitError):  # such as a data set that is gone
         cut = SeenImages.of(read_description(summary["weights"], quiet=True).metadata).cut
         loss = recipe.objective.loss
-        kinds = {"needs_labels": loss != "masked_patch", "numbers": loss == "regression"}
-        split = dataset.open_eval(data, cut["split"] if cut else data.eval_split, **kinds)
+        split = dataset.open_eval(
+            data,
+            cut["split"] if cut else data.eval_split,
+            needs_labels=loss != "masked_patch",
+            numbers=loss == "regression",
+        )
         if cut:
             return split.fingerprint != cut["fingerprint"]
         then = summary.get("eval_fingerprint")

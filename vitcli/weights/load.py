@@ -98,29 +98,26 @@ def load(
     return model, arch, report
 
 
-def load_with_head(
+def keep_head(
+    model: nn.Module,
     weights: Weights,
     class_names: tuple[str, ...] | None,
     *,
-    image_size: tuple[int, int],
     num_classes: int,
     data_name: str,
-    **options,
-) -> tuple[TimmNetwork, Architecture, LoadReport]:
-    """Return a network with these weights and their own head, its classes in the order of the data.
+) -> str:
+    """Put the head of a network with these weights into the order of the data's classes; return how.
 
     Args:
         class_names: of the data; classes without names are taken to be in the same order.
         num_classes: of the data.
         data_name: of the data, for messages.
-        options: of `load`.
 
     Raises:
         WeightsError: the weights have no head, or one for other classes.
     """
     stored = weights.class_names
     _check_same_classes(weights, class_names, num_classes=num_classes, data_name=data_name)
-    model, arch, report = load(weights, image_size=image_size, **options)
     if stored and class_names and stored != class_names:
         number_of = {name: number for number, name in enumerate(stored)}
         order = torch.tensor([number_of[name] for name in class_names])
@@ -129,8 +126,7 @@ def load_with_head(
                 for parameter in layer.parameters():
                     parameter.copy_(parameter[order])
     how = "by name" if stored and class_names else "by number, as names are missing"
-    note = f"the head is kept: its {num_classes} classes are those of the data, {how}"
-    return model, arch, replace(report, kept_head=note)
+    return f"the head is kept: its {num_classes} classes are those of the data, {how}"
 
 
 def _check_same_classes(

@@ -22,7 +22,6 @@ from vitcli.errors import VitError, WeightsError
 from vitcli.features.label_errors import LEAST_KNOWN
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.training.methods import refit
-from vitcli.training.methods.initial_head import LabelledFeatures
 from vitcli.training.methods.probe_head import ClosedFormHead
 from vitcli.training.methods.refit import lr_of
 from vitcli.weights.describe import WeightsInfo
@@ -266,16 +265,11 @@ def test_the_rate_is_higher_where_the_frozen_features_of_the_last_layer_know_too
 
 
 @pytest.mark.parametrize(("layered_top1", "layers"), [(0.5, 0), (0.62, 0), (0.63, 2)])
-def test_several_layers_have_to_be_ten_points_ahead(layered_top1, layers, monkeypatch):
-    top1_of_width = {2 * LAYERS * 3: layered_top1, 3: 0.525}  # of all columns, and of the last class token
+def test_several_layers_have_to_be_ten_points_ahead(layered_top1, layers):
+    def fitted(width: int, top1: float) -> ClosedFormHead:
+        return ClosedFormHead(torch.zeros(2, width), torch.zeros(2), {"left_out_top1": top1})
 
-    def fitted(features_NF, *columns, **about):
-        facts = {"left_out_top1": top1_of_width[features_NF.shape[1]]}
-        return ClosedFormHead(torch.zeros(2, features_NF.shape[1]), torch.zeros(2), facts)
-
-    monkeypatch.setattr(refit, "closed_form_head", fitted)
-    rows = LabelledFeatures(torch.zeros(8, 2 * LAYERS * 3), np.arange(8) % 2, None, str)
-    head, facts = refit._better(fitted(rows.features_ND), rows, LAYERS, num_classes=2, loss="softmax")
+    head, facts = refit._better(fitted(2 * LAYERS * 3, layered_top1), fitted(3, 0.525), LAYERS)
 
     assert facts == {"head_layers": layers, "one_layer_top1": 0.525, "layered_top1": layered_top1}
     assert head.weight_KD.shape[1] == (12 if layers else 3)

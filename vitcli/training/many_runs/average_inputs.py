@@ -124,11 +124,20 @@ def _read_run(path: Path) -> FinishedRun:
         fix = "average runs of vit finetune"
         raise WeightsError("the run has no accuracy to compare by", where=f"RUN {path}", fix=fix)
     weights = read_weights(str(path), quiet=True)
-    about = (weights.architecture, weights.preprocessing, weights.class_names, weights.metadata)
     with open_regular(path / run_folder.WEIGHTS) as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     recipe, _ = run_folder.recipe_of(path)
-    return FinishedRun(path, summary, recipe, *about, tuple(weights.state), sha256)
+    return FinishedRun(
+        path,
+        summary,
+        recipe,
+        weights.architecture,
+        weights.preprocessing,
+        weights.class_names,
+        weights.metadata,
+        tuple(weights.state),
+        sha256,
+    )
 
 
 def refuse_different(one: FinishedRun, other: FinishedRun) -> None:

@@ -99,8 +99,8 @@ class CalibratedWeights(Method):
         launch.enter("the calibration pass")
         with run.evaluation.evaluated_model() as model:
             num_classes = job.start.arch.num_classes
-            about = (run.evaluation.preprocessing, run.evaluation.settings)
-            passes = OutputPasses(model, *about, num_classes=num_classes)
+            preprocessing, settings = run.evaluation.preprocessing, run.evaluation.settings
+            passes = OutputPasses(model, preprocessing, settings, num_classes=num_classes)
             calibration = calibrate(passes, job.splits.train, split, probe=probe, folds=folds)
             if job.is_of_one_fold:
                 _keep_out_of_fold(run, passes)
@@ -133,7 +133,8 @@ class OutputPasses:
         self, model: nn.Module, preprocessing: Preprocessing, settings: EvalSettings, *, num_classes: int
     ):
         # The run has refused or counted those of its own.
-        self._how = model, preprocessing, replace(settings, on_bad_image="skip")
+        self._model, self._preprocessing = model, preprocessing
+        self._settings = replace(settings, on_bad_image="skip")
         self.num_classes, self.runtime = num_classes, settings.runtime
         self.skipped: set[str] = set()
         self._known: dict[int, tuple[Split, Outputs]] = {}
@@ -143,8 +144,9 @@ class OutputPasses:
         if id(split) not in self._known:
             most_rows = min(MOST_ROWS, inference.MOST_SCORES // self.num_classes)
             sample = random_subset(split, most_rows, seed=0) if len(split) > most_rows else split
-            model, *how = self._how
-            outputs, places = _outputs_of(model, sample, *how, num_classes=self.num_classes)
+            outputs, places = _outputs_of(
+                self._model, sample, self._preprocessing, self._settings, num_classes=self.num_classes
+            )
             self._known[id(split)] = split, outputs
             self.skipped |= set(places)
         return self._known[id(split)][1]
@@ -194,8 +196,7 @@ def of_network(train: Outputs, held_out: Outputs, split: Split) -> Calibration |
         if statistics is not None:
             distances_M = statistics.distances(held_out.features_ND, shrinkage=score.shrinkage)
             unlike = _Unlike(score, statistics, distances_M, held_out.logits_NK)
-    about = (split.name, split.fingerprint)
-    return _calibration(held_out.logits_NK, held_out.labels_N, unlike, *about)
+    return _calibration(held_out.logits_NK, held_out.labels_N, unlike, split.name, split.fingerprint)
 
 
 def of_folds(train: Outputs, out_of_fold: OutOfFold, chosen_on: str) -> Calibration | str:
@@ -211,11 +212,20 @@ def of_probe(train: Outputs, choice: Outputs, *, loss: str, balance: str) -> Cal
     features_ND = np.concatenate([train.features_ND, choice.features_ND])
     labels_N = np.append(train.labels_N, choice.labels_N)
     groups_N = None if train.groups_N is None else np.append(train.groups_N, choice.groups_N)
-    about = {"num_classes": train.logits_NK.shape[1], "groups_N": groups_N}
-    head = closed_form_head(torch.from_numpy(features_ND), labels_N, loss=loss, balance=balance, **about)
+    num_classes = train.logits_NK.shape[1]
+    head = closed_form_head(
+        torch.from_numpy(features_ND),
+        labels_N,
+        groups_N,
+        num_classes=num_classes,
+        loss=loss,
+        balance=balance,
+    )
     if head.left_out is None:
         return f"no class has two {'images' if groups_N is None else 'groups'}"
-    unlike = _unlike_of_probe(features_ND, labels_N, head, balance=balance, **about)
+    unlike = _unlike_of_probe(
+        features_ND, labels_N, head, num_classes=num_classes, groups_N=groups_N, balance=balance
+    )
     chosen_on = "training images, each left out in turn"
     chosen_on += "" if groups_N is None else " with its group"
     return _calibration(*head.left_out, unlike, chosen_on, None)
@@ -251,15 +261,22 @@ def _unlike_of_probe(
     fold_K = out_of_distribution.folds_of_classes(labels_N, num_classes=num_classes)
     if fold_K is not None:
         # Scores of each row by the closed form on the classes of other folds, without a refit.
-        how = {"num_classes": num_classes, "l2": (head.facts["l2"],), "balance": balance}
-        solution = least_squares.solve(features_ND, labels_N, groups_N=fold_K[labels_N], **how)
+        solution = least_squares.solve(
+            features_ND,
+            labels_N,
+            num_classes=num_classes,
+            l2=(head.facts["l2"],),
+            groups_N=fold_K[labels_N],
+            balance=balance,
+        )
         of_unknown_NK = head.facts["temperature"] * least_squares.left_out_scores(solution)
         fold_N = out_of_distribution.folds_of_rows(labels_N, groups_N, num_folds=int(fold_K.max()) + 1)
         fitted_N = np.ones(len(labels_N), dtype=bool)
-        rows = (features_ND, labels_N, fold_N, fitted_N, is_judged_N, logits_NK, of_unknown_NK)
-        score = out_of_distribution.left_out_classes(LeftOutRows(*rows), fold_K)
-    how = {"num_classes": num_classes, "groups_N": groups_N, "shrinkage": score.shrinkage}
-    distances_N = out_of_distribution.left_out_distances(features_ND, labels_N, **how)
+        rows = LeftOutRows(features_ND, labels_N, fold_N, fitted_N, is_judged_N, logits_NK, of_unknown_NK)
+        score = out_of_distribution.left_out_classes(rows, fold_K)
+    distances_N = out_of_distribution.left_out_distances(
+        features_ND, labels_N, num_classes=num_classes, groups_N=groups_N, shrinkage=score.shrinkage
+    )
     is_known_N = is_judged_N & ~np.isnan(distances_N)
     return _Unlike(score, statistics, distances_N[is_known_N], logits_NK[is_known_N])
 
@@ -277,8 +294,7 @@ def _calibration(
     points = selective.operating_points(logits_MK, labels_M, temperature=temperature)
     # Rounded so that no set gets smaller, and no image like those is flagged.
     sets = {level: None if least is None else rounded_down(least) for level, least in sets.items()}
-    about = (points, len(labels_M), chosen_on, fingerprint)
-    stored = Calibration(temperature, sets, *about)
+    stored = Calibration(temperature, sets, points, len(labels_M), chosen_on, fingerprint)
     if unlike is None:
         return stored
     doubts_M = out_of_distribution.doubts(probabilities(unlike.logits_MK, temperature=temperature))

@@ -9,6 +9,7 @@ N rows, D features, K classes.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -166,10 +167,10 @@ def fit_heads(
     sample = random_subset(split, MOST_ROWS, seed=0) if len(split) > MOST_ROWS else split
     train, skipped = features_of(model, sample, preprocessing, settings)
     choice, more_skipped = features_of(model, choice_split, preprocessing, settings)
-    about = {"num_classes": split.num_classes, "loss": loss, "balance": balance}
+    fitted = partial(closed_form_head, num_classes=split.num_classes, loss=loss, balance=balance)
 
     def fit() -> tuple[ClosedFormHead, ClosedFormHead]:
-        layer, whole = (closed_form_head(*rows.columns, **about) for rows in (train, train + choice))
+        layer, whole = (fitted(*rows.columns) for rows in (train, train + choice))
         layer.facts["num_train_examples"] = len(split)
         layer.facts["labels_to_check"] = labels_to_check(whole, train + choice, split)
         return replace(layer, left_out=None), replace(whole, left_out=None)  # not to be sent
@@ -220,8 +221,8 @@ def labels_to_check(head: ClosedFormHead, rows: LabelledFeatures, split: Split) 
     if head.left_out is None or not 1 < split.num_classes <= MOST_CLASSES:
         return None
     rows_N = np.flatnonzero(has_others(rows.labels_N, rows.groups_N))
-    about = {"l2": head.facts["l2"], "top1": head.facts["left_out_top1"]}
-    found = by_left_out_scores(rows_N, *head.left_out, **about)
+    l2, top1 = head.facts["l2"], head.facts["left_out_top1"]
+    found = by_left_out_scores(rows_N, *head.left_out, l2=l2, top1=top1)
     if found.top1 < LEAST_KNOWN:
         return None
     names = split.class_names or tuple(map(str, range(split.num_classes)))

@@ -67,9 +67,14 @@ def closed_form_head(
         balance: weights of rows by the size of their class, see `data.balance`.
     """
     can_leave_out = has_others(labels_N, groups_N).any()
-    about = {"num_classes": num_classes, "groups_N": groups_N, "balance": balance}
-    about["l2"] = STRENGTHS if can_leave_out else (DEFAULT_L2,)
-    solution = least_squares.solve(features_ND, labels_N, **about)
+    solution = least_squares.solve(
+        features_ND,
+        labels_N,
+        num_classes=num_classes,
+        l2=STRENGTHS if can_leave_out else (DEFAULT_L2,),
+        groups_N=groups_N,
+        balance=balance,
+    )
     temperature, offset, accuracy, left_out = 1.0, 0.0, None, None
     if can_leave_out:
         which = least_squares.choose_l2(solution)

@@ -21,6 +21,7 @@ N rows, D features, K classes.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +43,6 @@ from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.methods.imbalance import balance_of
 from vitcli.training.methods.initial_head import (
     MOST_ROWS,
-    LabelledFeatures,
     features_of,
     head_names,
     labels_to_check,
@@ -179,15 +179,17 @@ def fit(
     has_layers = has_layers and min(len(sample), 2 * head_layers * model.num_features) <= MOST_SIDE
     network = with_layered_head(model, head_layers) if has_layers else model
     rows, skipped = features_of(network, sample, preprocessing, settings)
-    about = {"num_classes": split.num_classes, "loss": loss, "balance": balance}
+    fitted = partial(closed_form_head, num_classes=split.num_classes, loss=loss, balance=balance)
 
     def solved() -> ClosedFormHead | None:
         if not torch.isfinite(rows.features_ND).all() or len(np.unique(rows.labels_N)) < 2:
             return None
-        head = closed_form_head(*rows.columns, **about)
+        head = fitted(*rows.columns)
         facts = {"num_train_examples": len(split)}
         if has_layers:
-            head, compared = _better(head, rows, head_layers, **about)
+            token_ND = rows.features_ND[:, columns_of_token(rows.features_ND.shape[1], head_layers)]
+            ordinary = fitted(token_ND, *rows.columns[1:])
+            head, compared = _better(head, ordinary, head_layers)
             facts |= compared
         facts |= {} if head_layers is None else {"labels_to_check": labels_to_check(head, rows, split)}
         return replace(head, facts=head.facts | facts, left_out=None)  # which need not be sent
@@ -196,12 +198,9 @@ def fit(
 
 
 def _better(
-    layered: ClosedFormHead, rows: LabelledFeatures, num_layers: int, **about: Any
+    layered: ClosedFormHead, ordinary: ClosedFormHead, num_layers: int
 ) -> tuple[ClosedFormHead, dict[str, Any]]:
     """Return the closed form on all columns, or that on the last class token unless the other is ahead."""
-    features_NF, *labels = rows.columns
-    token_ND = features_NF[:, columns_of_token(features_NF.shape[1], num_layers)]
-    ordinary = closed_form_head(token_ND, *labels, **about)
     top1, layered_top1 = (head.facts["left_out_top1"] for head in (ordinary, layered))
     is_ahead = top1 is not None and layered_top1 > top1 + AHEAD
     facts = {"head_layers": num_layers if is_ahead else 0}
