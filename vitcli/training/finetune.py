@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from vitcli import recipe as recipes
 from vitcli.data.seen_images import SeenImages
@@ -14,6 +13,7 @@ from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation.regression import target_of
 from vitcli.evaluation.setup import notes_on_pixels
 from vitcli.models.build import last_layers
+from vitcli.models.features import TimmNetwork
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Model, Objective
 from vitcli.training.many_runs.sweep import run
@@ -81,7 +81,7 @@ def initial_model(recipe: Recipe, split: Split, *, quiet: bool) -> InitialModel:
     )
 
 
-def _keep_head(model: nn.Module, weights: Weights, recipe: Recipe, split: Split) -> str:
+def _keep_head(model: TimmNetwork, weights: Weights, recipe: Recipe, split: Split) -> str:
     """Fit the head of the weights to the data, in place; return how. Numbers get the scale of the data."""
     if not split.has_numbers:
         return keep_head(

@@ -99,7 +99,7 @@ def load(
 
 
 def keep_head(
-    model: nn.Module,
+    model: TimmNetwork,
     weights: Weights,
     class_names: tuple[str, ...] | None,
     *,
