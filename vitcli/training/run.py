@@ -296,7 +296,7 @@ class TrainingRun:
             if not (state.best and state.best.is_over):  # as it is in a run that was stopped at its last step
                 self._train_part(replace(self.job, plan=plan), until, state, evaluation, saver)
             if state.step < self.job.plan.total_steps and state.step != until:
-                self._plan_again(state, evaluation)
+                self._plan_again(state)
         if state.best:
             if state.best.last_step != state.step:
                 evaluation.score_to_stop(state.step)
@@ -305,7 +305,7 @@ class TrainingRun:
             state.deliver(state.best.tensors)
             self.job.progress.note(f"delivered: the weights of step {state.best.step}, the best evaluation")
 
-    def _plan_again(self, state: TrainingState, evaluation: PeriodicEvaluation) -> None:
+    def _plan_again(self, state: TrainingState) -> None:
         """Plan the steps that are left so that the run ends on time, and record that before the first one."""
         step, limit, before = state.step, state.limit, self.job.plan.total_steps
         is_over = state.best is not None and state.best.is_over
