@@ -156,7 +156,7 @@ TROUBLES = {
     "them/unlisting": (("tree", "cut"), 5, "cannot be read", "check the network"),
     "them/broken": (("file", 500), 5, "500 Internal Server Error", "check the network"),
     "them/cut": (("file", "cut"), 5, "cannot be read", "check the network"),
-    "them/whole": (("file", "whole"), 5, "sends whole files", "check the network"),
+    "them/whole": (("file", "whole"), 5, "does not support range requests", "check the network"),
     "them/shifted": (("file", "shifted"), 5, "another range", "check the network"),
     "them/gated": (("file", 403), 5, "refuses it with status 403", "hf auth login"),
     "them/private": (("file", 401), 5, "refuses it with status 401", "hf auth login"),
