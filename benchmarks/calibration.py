@@ -48,8 +48,8 @@ from vitcli.evaluation.calibration import selective
 from vitcli.evaluation.calibration.out_of_distribution import auroc, doubts
 from vitcli.evaluation.calibration.prediction_sets import LEVELS, coverage_and_size, sets_at
 from vitcli.evaluation.calibration.results import fitted
+from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.evaluation.calibration.stored import Calibration
-from vitcli.evaluation.calibration.temperature import losses, probabilities
 from vitcli.evaluation.statistics import reliability
 from vitcli.training.methods.calibrate import of_folds, of_network, of_probe
 from vitcli.training.methods.out_of_fold import OutOfFold, Outputs, left_out_of
@@ -245,10 +245,10 @@ def of_kind(
 
 def judged(stored: Calibration, tests: Outputs) -> dict[str, float]:
     """Return coverage and size at each level, and the calibration before and after the temperature."""
-    p_NK, labels_N = probabilities(tests.logits_NK, temperature=stored.temperature), tests.labels_N
+    p_NK, labels_N = stored.scaling.probabilities(tests.logits_NK), tests.labels_N
     is_right_N = tests.logits_NK.argmax(axis=1) == labels_N
     of_labels_N = p_NK[np.arange(len(labels_N)), labels_N]
-    row = {"top1": float(is_right_N.mean()), "temperature": stored.temperature, "flagged": np.nan}
+    row = {"top1": float(is_right_N.mean()), **stored.scaling.as_json(), "flagged": np.nan}
     if stored.statistics is not None and len(tests.features_ND):
         scores_N = stored.unlike.of(stored.statistics, tests.features_ND, p_NK)
         row["flagged"] = float((scores_N > stored.distance).mean())
@@ -256,11 +256,11 @@ def judged(stored: Calibration, tests: Outputs) -> dict[str, float]:
         least = stored.sets[level]
         row[f"threshold {level}"] = float((of_labels_N >= (0 if least is None else least)).mean())
         row[f"set {level}"], row[f"size {level}"] = coverage_and_size(sets_at(p_NK, least), labels_N)
-    before_NK = probabilities(tests.logits_NK, temperature=1.0)
+    before_NK = Scaling().probabilities(tests.logits_NK)
     for when, of_classes_NK in (("before", before_NK), ("after", p_NK)):
         row[f"ece {when}"] = reliability(of_classes_NK.max(axis=1), is_right_N).ece
-    for when, temperature in (("before", 1.0), ("after", stored.temperature)):
-        row[f"nll {when}"] = float(losses(tests.logits_NK, labels_N, temperature=temperature).mean())
+    for when, scaling in (("before", Scaling()), ("after", stored.scaling)):
+        row[f"nll {when}"] = float(scaling.losses(tests.logits_NK, labels_N).mean())
     if best := selective.recommended(stored.thresholds):
         (tried,) = selective.points_at([best.threshold], p_NK.max(axis=1), is_right_N)
         said = {
@@ -372,7 +372,7 @@ def known_and_unknown(
         return []
     statistics, score = stored.statistics, stored.unlike
     tests = [outputs(rows_ND, None, layer) for rows_ND in (known_MD, *others)]
-    p_NK = [probabilities(each.logits_NK, temperature=stored.temperature) for each in tests]
+    p_NK = [stored.scaling.probabilities(each.logits_NK) for each in tests]
     scores = [score.of(statistics, each.features_ND, p) for each, p in zip(tests, p_NK, strict=True)]
     before = [statistics.distances(each.features_ND, shrinkage=0.01) for each in tests]
     highest = [doubts(p) for p in p_NK]

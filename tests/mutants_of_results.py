@@ -306,7 +306,7 @@ OF_RESULTS = {
         ),
     },
     ("vitcli/export/export.py", "tests/export/test_form.py tests/export/test_onnx_file.py"): {
-        "an exported file has no temperature": ('{"temperature": stored.temperature}', "{}"),
+        "an exported file has no temperature": ('{"scaled": stored.scaling.scaled}', "{}"),
         "other outputs are kept": ("if agreement.max_rel_difference > TOLERANCE:", "if False:"),
     },
     ("vitcli/export/comparison.py", "tests/export/test_gate.py"): {

@@ -5,7 +5,7 @@ OF_SCORES = {
     ("vitcli/evaluation/calibration/selective.py", "tests/evaluation/calibration/test_selective.py"): {
         "thirty answered images are too few": ("if point.answered >= LEAST]", "if point.answered > LEAST]"),
     },
-    ("vitcli/evaluation/calibration/temperature.py", "tests/evaluation/calibration/test_temperature.py"): {
+    ("vitcli/evaluation/calibration/scaling.py", "tests/evaluation/calibration/test_scaling.py"): {
         "scores of small numbers are taken for chance": (
             "MOST_SCALE, LEAST_SCALE = 1e3, 1e-3",
             "MOST_SCALE, LEAST_SCALE = 1e1, 1e-3",
@@ -89,12 +89,12 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/evaluation/calibration/temperature.py",
-        "tests/evaluation/calibration/test_temperature.py::test_ten_right_answers_are_no_reason_to_be_less_sure",
+        "vitcli/evaluation/calibration/scaling.py",
+        "tests/evaluation/calibration/test_scaling.py::test_ten_right_answers_are_no_reason_to_be_less_sure",
     ): {
         "ten right answers make a network less sure": (
-            "return temperature if gain_N.sum() > 0 else 1.0",
-            "return temperature",
+            "return scaling if gain_N.sum() > 0 else Scaling()",
+            "return scaling",
         ),
     },
     (
@@ -188,8 +188,8 @@ OF_SCORES = {
         ),
     },
     (
-        "vitcli/evaluation/calibration/temperature.py",
-        "tests/evaluation/calibration/test_temperature.py::test_a_temperature_counts_only_where_rows_show_it",
+        "vitcli/evaluation/calibration/scaling.py",
+        "tests/evaluation/calibration/test_scaling.py::test_a_temperature_counts_only_where_rows_show_it",
     ): {
         "a temperature has two digits": ("DIGITS = 6", "DIGITS = 2"),
     },
@@ -198,8 +198,8 @@ OF_SCORES = {
         "tests/evaluation/calibration/test_results.py::test_each_half_of_the_rows_or_groups_is_judged_by_the_numbers_of_the_other",
     ): {
         "the calibration error is that without the temperature": (
-            "bins = reliability(calibrated_NK.max(axis=1), predictions.is_right_N)",
-            "bins = reliability(np.exp(log_p_NK).max(axis=1), predictions.is_right_N)",
+            "bins = reliability(calibrated_NK.max(axis=1), calibrated_NK.argmax(axis=1) == labels_N)",
+            "bins = reliability(np.exp(log_p_NK).max(axis=1), calibrated_NK.argmax(axis=1) == labels_N)",
         ),
     },
     (

@@ -9,6 +9,7 @@ from PIL import Image
 
 from vitcli.data.image_files import find_images
 from vitcli.errors import DataError, WeightsError
+from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.evaluation.calibration.stored import Calibration
 from vitcli.export.export import ExportOptions, _preprocessing, _program_form
 from vitcli.export.images import images_for_scales
@@ -16,7 +17,7 @@ from vitcli.output.progress import Progress
 from vitcli.weights.io import read_weights
 
 STORED = Calibration(
-    1.75, {90: 0.2, 95: 0.1, 99: None}, (), num_images=50, chosen_on="left out"
+    Scaling(1.75), {90: 0.2, 95: 0.1, 99: None}, (), num_images=50, chosen_on="left out"
 ).as_metadata()
 AGE = {"target": {"name": "age", "mean": 40.0, "std": 12.5}}
 
@@ -34,11 +35,11 @@ def form_of(weights, **options):
 @pytest.mark.parametrize(
     ("num_classes", "metadata", "expected"),
     [
-        (24, {}, ("classes", 1.0, 0.0, 1.0)),
-        (24, STORED, ("classes", 1.75, 0.0, 1.0)),
-        (24, {"several_labels": {"thresholds": [0.5] * 24}}, ("several", 1.0, 0.0, 1.0)),
-        (1, AGE, ("number", 1.0, 40.0, 12.5)),
-        (0, STORED, ("features", 1.0, 0.0, 1.0)),
+        (24, {}, ("classes", 7.0, 0.0, 1.0)),
+        (24, STORED, ("classes", 4.0, 0.0, 1.0)),
+        (24, {"several_labels": {"thresholds": [0.5] * 24}}, ("several", 7.0, 0.0, 1.0)),
+        (1, AGE, ("number", 7.0, 40.0, 12.5)),
+        (0, STORED, ("features", 7.0, 0.0, 1.0)),
     ],
     ids=["classes", "temperature", "several labels", "number", "features"],
 )
@@ -46,7 +47,7 @@ def test_the_form_follows_from_what_is_stored_with_the_weights(weights, num_clas
     architecture = replace(weights.architecture, num_classes=num_classes)
     form = form_of(replace(weights, architecture=architecture, metadata=metadata))
 
-    assert (form.kind, form.temperature, form.mean, form.std) == expected
+    assert (form.kind, form.scaled(7.0), form.mean, form.std) == expected
     assert form.preprocessing.as_dict() == weights.preprocessing
     assert (form.input, form.precision) == ("images", "fp32")
     other = form_of(weights, input="pixels", precision="fp16")

@@ -29,7 +29,7 @@ def reliability_diagram(
     None of fewer examples than LEAST_CALIBRATED.
 
     Args:
-        calibrated: the same predictions at a temperature, drawn as a line of the bins with enough examples.
+        calibrated: the same predictions after calibration, drawn as a line of the bins with enough examples.
     """
     if reliability.counts_M.sum() < LEAST_CALIBRATED:
         return None
@@ -61,7 +61,7 @@ def reliability_diagram(
         if calibrated is not None and (kept_M := calibrated.counts_M >= FEW).any():
             values = 100 * calibrated.confidence_M[kept_M], 100 * calibrated.accuracy_M[kept_M]
             look = {"color": GREEN, "markersize": 4, "linewidth": 1.0, "clip_on": False}
-            upper.plot(*values, "s-", label="at the stored temperature", **look)
+            upper.plot(*values, "s-", label="calibrated", **look)
         upper.plot([0, 100], [0, 100], "--", color="#444444", linewidth=1.0, label="perfect calibration")
         upper.set(ylabel="accuracy (%)", ylim=(0, 100), xlim=(0, 100))
         upper.set_title(title, fontsize=10)

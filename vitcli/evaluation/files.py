@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitcli.evaluation import mistakes
+from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.evaluation.predictions import Predictions, confusion, write_predictions
 from vitcli.evaluation.regression import NumberPredictions, write_numbers
 from vitcli.evaluation.setup import RunSettings
@@ -161,7 +162,7 @@ def _write_figures(folder: Path, result: EvalResult, predictions: Predictions) -
     calibrated = None
     if bins := result.summary.get("reliability_at_temperature"):
         calibrated = Reliability.of_json(bins)
-        title += f"\n{calibrated.ece:.2%} at the stored temperature {result.summary['temperature']:.3g}"
+        title += f"\n{calibrated.ece:.2%} at the stored {Scaling.of_json(result.summary).text}"
     diagram = figures.reliability_diagram(predictions.reliability, title=title, calibrated=calibrated)
     if diagram:
         plots.save(folder / "reliability.png", diagram)

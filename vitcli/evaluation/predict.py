@@ -269,7 +269,7 @@ def _calibrated(
     """Return the top classes by calibrated probabilities, with the prediction set."""
     features_D, logits_K = outputs_O[: -len(names)].numpy(), outputs_O[-len(names) :]
     answer = calibrated(logits_K[None].numpy(), features_D[None], calibration)
-    order_K = logits_K.argsort(descending=True, stable=True)
+    order_K = calibration.scaling.scaled(logits_K.double()).argsort(descending=True, stable=True)
     return {
         "top": _top(order_K[:topk], torch.from_numpy(answer.probabilities_NK[0]), names),
         "prediction_set": [names[k] for k in order_K.tolist() if answer.is_in_NK[0, k]],

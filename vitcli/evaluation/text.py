@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.output.document import Columns, Kind, simple_table
 from vitcli.output.scores import ERRORS, SHOWN, first_score_rows, interval_shown, score_rows, shown
 from vitcli.output.summaries import LEAST_CALIBRATED
@@ -146,10 +147,10 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _calibration(result: dict[str, Any]) -> tuple[str, str]:
-    """Return the row of what the probabilities are worth, also at the stored temperature."""
+    """Return the row of what the probabilities are worth, also after calibration."""
     ece = f"ECE {shown(result, 'ece')}"
-    if result.get("temperature", 1) != 1:
-        ece += f" ({result['ece_at_temperature']:.2%} at temperature {result['temperature']:.3g})"
+    if "ece_at_temperature" in result and (scaling := Scaling.of_json(result)) != Scaling():
+        ece += f" ({result['ece_at_temperature']:.2%} at {scaling.text})"
     return "calibration", f"{ece}, Brier {shown(result, 'brier')}"
 
 

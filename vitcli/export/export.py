@@ -284,7 +284,7 @@ def _program_form(
     elif exported.class_names and multilabel_of(exported.metadata, num_classes):
         kind = "several"
     elif stored := calibration_of(exported.metadata, num_classes):
-        of_kind = {"temperature": stored.temperature}
+        of_kind = {"scaled": stored.scaling.scaled}
     form = ProgramForm(preprocessing, kind, **of_kind, input=options.input, precision=options.precision)
     if options.precision != "int8":
         return form, iter(())

@@ -1,5 +1,6 @@
 """Markdown blocks of a model card; what is untrusted in them is escaped."""
 
+import functools
 import json
 import re
 import shlex
@@ -16,6 +17,11 @@ from vitcli.weights import licences
 
 def rendered(template: str, **values: object) -> str:
     """Return a template of this folder with its holes filled; values are never read as a template."""
+    return _templates().get_template(template).render(values)
+
+
+@functools.cache  # the environment keeps the templates that it has compiled
+def _templates() -> Environment:
     env = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
@@ -28,13 +34,9 @@ def rendered(template: str, **values: object) -> str:
     env.filters |= {"form": format, "json": json.dumps, "quote": shlex.quote}
     texts = (average_lines, compute_text, count_of, delivery_text, size_text, licences.is_non_commercial)
     env.globals |= {function.__name__: function for function in texts}
-    return env.get_template(template).render(
-        values,
-        threshold_rows=selective.table_rows,
-        NUM_RESAMPLES=NUM_RESAMPLES,
-        ENOUGH_TO_RESAMPLE=ENOUGH_TO_RESAMPLE,
-        UNKNOWN_LICENCE=licences.UNKNOWN,
-    )
+    env.globals |= {"threshold_rows": selective.table_rows, "UNKNOWN_LICENCE": licences.UNKNOWN}
+    env.globals |= {"NUM_RESAMPLES": NUM_RESAMPLES, "ENOUGH_TO_RESAMPLE": ENOUGH_TO_RESAMPLE}
+    return env
 
 
 def paragraph(text: str) -> str:

@@ -35,7 +35,7 @@ from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.data.task import Task, check_supports
 from vitcli.errors import DataError, VitError
-from vitcli.evaluation.calibration.temperature import softmax_scale
+from vitcli.evaluation.calibration.scaling import softmax_scale
 from vitcli.evaluation.mistakes import places_of, thumbnail_of
 from vitcli.evaluation.setup import RunSettings, read_checkpoint
 from vitcli.features.draws import SWEEP

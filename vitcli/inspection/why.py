@@ -28,7 +28,7 @@ from vitcli.data.task import check_supports
 from vitcli.data.transforms import to_model_range
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation import predict as predictions
-from vitcli.evaluation.calibration.temperature import softmax_scale
+from vitcli.evaluation.calibration.scaling import softmax_scale
 from vitcli.evaluation.mistakes import places_of
 from vitcli.evaluation.multilabel import task_of
 from vitcli.evaluation.predict import PredictOptions

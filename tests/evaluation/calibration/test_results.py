@@ -16,8 +16,8 @@ from vitcli.evaluation.calibration.prediction_sets import (
     threshold_at,
 )
 from vitcli.evaluation.calibration.results import calibrated, fitted, results_of
+from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.evaluation.calibration.stored import Calibration
-from vitcli.evaluation.calibration.temperature import probabilities
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.statistics import SEED
 
@@ -65,8 +65,8 @@ def test_each_half_of_the_rows_or_groups_is_judged_by_the_numbers_of_the_other(p
     losses_N, confidences_N = np.empty(NUM_ROWS), np.empty(NUM_ROWS)
     is_in_NK = {level: np.zeros((NUM_ROWS, 3), dtype=bool) for level in LEVELS}
     for half_N in (is_first_N, ~is_first_N):
-        temperature, sets = fitted(predictions.scores_NK[~half_N], predictions.labels[~half_N])
-        p_NK = probabilities(predictions.scores_NK[half_N], temperature=temperature)
+        scaling, sets = fitted(predictions.scores_NK[~half_N], predictions.labels[~half_N])
+        p_NK = scaling.probabilities(predictions.scores_NK[half_N])
         losses_N[half_N] = -np.log(p_NK[np.arange(len(p_NK)), predictions.labels[half_N]])
         confidences_N[half_N] = p_NK.max(axis=1)
         for level in LEVELS:
@@ -81,7 +81,7 @@ def test_each_half_of_the_rows_or_groups_is_judged_by_the_numbers_of_the_other(p
     is_right_N, bin_N = predictions.ranks_N == 0, np.ceil(15 * confidences_N) - 1
     gaps = [abs((confidences_N - is_right_N)[bin_N == number].sum()) for number in range(15)]
     assert found["ece_at_temperature"] == pytest.approx(sum(gaps) / NUM_ROWS)
-    assert found["temperature"] == stored.temperature > 1.5 and found["calibrated_on"] == "dev"
+    assert found["temperature"] == stored.scaling.temperature > 1.5 and found["calibrated_on"] == "dev"
 
 
 def test_rows_of_one_group_are_judged_by_what_is_stored(predictions):
@@ -91,7 +91,7 @@ def test_rows_of_one_group_are_judged_by_what_is_stored(predictions):
     assert results_of(predictions, stored, one_group, fingerprint="these") == results_of(
         predictions, stored, one_group, fingerprint="others"
     )
-    p_NK = probabilities(predictions.scores_NK, temperature=stored.temperature)
+    p_NK = stored.scaling.probabilities(predictions.scores_NK)
     least = threshold_at(p_NK[np.arange(NUM_ROWS), predictions.labels], 90)
     assert stored.sets[90] == least
 
@@ -100,11 +100,11 @@ def test_an_image_just_as_far_as_the_threshold_is_like_the_training_images():
     rng = np.random.default_rng(0)
     features_ND, logits_NK = rng.normal(size=(40, 5)), 2 * rng.normal(size=(40, 3))
     statistics, unlike = statistics_of(features_ND, np.arange(40) % 3, num_classes=3), UnlikeScore(0.1, 3.0)
-    probabilities_NK = probabilities(logits_NK, temperature=0.5)
+    probabilities_NK = Scaling(0.5).probabilities(logits_NK)
     scores_N = statistics.distances(features_ND, shrinkage=0.1) + 3.0 * (1 - probabilities_NK.max(axis=1))
     median = float(np.sort(scores_N)[20])
     sets = {90: None, SHOWN: 0.2, 99: 0.9}
-    stored = Calibration(0.5, sets, (), 40, "dev", None, median, 0.01, unlike, statistics)
+    stored = Calibration(Scaling(0.5), sets, (), 40, "dev", None, median, 0.01, unlike, statistics)
 
     found = calibrated(logits_NK, features_ND, stored)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from vitcli.evaluation.calibration import selective
+from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.evaluation.calibration.selective import (
     LEAST,
     SHOWN,
@@ -32,7 +33,7 @@ def test_the_lowest_threshold_that_is_right_enough_is_recommended_by_hand():
     logits_NK = np.log(np.stack([probabilities_N, 1 - probabilities_N], axis=1))
     labels_N = np.repeat([0, 1, 1, 0], [100, 3, 1, 16])
 
-    points = operating_points(logits_NK, labels_N, temperature=1.0)
+    points = operating_points(Scaling().probabilities(logits_NK), labels_N)
 
     best = recommended(points)  # 101 answered, 100 right: 99.0 %; with the three at 0.7 it is 96.2 %
     assert best == OperatingPoint(0.71, 101, 100)
@@ -46,7 +47,7 @@ def test_the_lowest_threshold_that_is_right_enough_is_recommended_by_hand():
         "at --threshold 0.71: 84.2% answered, 99.0% of these right (95 %: 97.0 to 100.0; 120 dev images)"
     )
     # At a temperature of 2 the odds have a square root: sqrt(0.7 / 0.3) to 1 is 0.604, 0.9 becomes 0.75.
-    assert recommended(operating_points(logits_NK, labels_N, temperature=2.0)).threshold == 0.61
+    assert recommended(operating_points(Scaling(2.0).probabilities(logits_NK), labels_N)).threshold == 0.61
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -56,7 +57,7 @@ def test_any_rows_give_the_points_of_a_search_over_sorted_rows(seed):
     logits_NK = rng.normal(size=(count, 3)) * rng.choice([1, 3, 30])
     labels_N = np.where(rng.random(count) < 0.7, logits_NK.argmax(axis=1), rng.integers(0, 3, count))
 
-    points = operating_points(logits_NK, labels_N, temperature=1.5)
+    points = operating_points(Scaling(1.5).probabilities(logits_NK), labels_N)
 
     # A second implementation: rows from the most to the least confident, wrong ones counted on the way.
     p_NK = np.exp(logits_NK / 1.5 - (logits_NK / 1.5).max(axis=1, keepdims=True))

@@ -10,6 +10,7 @@ import pytest
 from vitcli.errors import WeightsError
 from vitcli.evaluation.calibration.out_of_distribution import UnlikeScore, statistics_of
 from vitcli.evaluation.calibration.results import calibrated
+from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.evaluation.calibration.selective import OperatingPoint
 from vitcli.evaluation.calibration.stored import KEY, Calibration, calibration_of
 from vitcli.weights.io import FEATURE_STATISTICS
@@ -25,7 +26,9 @@ def stored() -> Calibration:
     features_ND = rng.normal(size=(90, 5)) + labels_N[:, None]
     statistics = statistics_of(features_ND, labels_N, num_classes=3)
     score = UnlikeScore(0.1, 2.5, 0.81, None)
-    return Calibration(1.25, SETS, POINTS, 90, "data, dev part", "abc", -1.5, 0.0109, score, statistics)
+    return Calibration(
+        Scaling(1.25), SETS, POINTS, 90, "data, dev part", "abc", -1.5, 0.0109, score, statistics
+    )
 
 
 def as_read(stored: Calibration) -> dict:
@@ -49,7 +52,7 @@ def test_without_statistics_nothing_is_known_of_what_is_unlike(stored):
     del metadata[FEATURE_STATISTICS]
     read = calibration_of(metadata, 3)
 
-    assert read.statistics is None and read.temperature == 1.25
+    assert read.statistics is None and read.scaling == Scaling(1.25)
     without_score = as_read(stored)
     del without_score[KEY]["unlike"]
     assert calibration_of(without_score, 3).statistics is None

@@ -23,7 +23,6 @@ from tests.training.test_finetune import fingerprint, stopped_in_part
 from vitcli.evaluation.calibration import selective
 from vitcli.evaluation.calibration.out_of_distribution import SHRINKAGES, statistics_of
 from vitcli.evaluation.calibration.stored import calibration_of
-from vitcli.evaluation.calibration.temperature import probabilities
 from vitcli.models.build import architecture, build
 from vitcli.training.methods.calibrate import Outputs, _outputs_of, of_network, of_probe
 from vitcli.training.methods.probe_head import closed_form_head
@@ -104,7 +103,7 @@ def test_the_numbers_are_those_of_the_validation_split_and_not_of_the_test_split
         rows["validation"]["logits"].astype(np.float64),
         rows["validation"]["labels"].ravel(),
     )
-    p_NK = np.exp(logits_NK / calibration.temperature)
+    p_NK = np.exp(logits_NK / calibration.scaling.temperature)
     of_labels_N = np.sort((p_NK / p_NK.sum(axis=1, keepdims=True))[np.arange(66), labels_N])
     assert (
         calibration.sets[90] == pytest.approx(of_labels_N[5], rel=1e-5)
@@ -279,7 +278,7 @@ def test_no_image_of_those_that_choose_the_distance_is_flagged_by_it_as_it_is_st
     train, held_out = outputs(150), outputs(60)
     calibration = of_network(train, held_out, SimpleNamespace(name="dev", fingerprint="f"))
 
-    probabilities_NK = probabilities(held_out.logits_NK, temperature=calibration.temperature)
+    probabilities_NK = calibration.scaling.probabilities(held_out.logits_NK)
     most = calibration.unlike.of(calibration.statistics, held_out.features_ND, probabilities_NK).max()
     assert most <= calibration.distance <= most * (1 + 1e-5)  # of 60 images the furthest, to six digits
 

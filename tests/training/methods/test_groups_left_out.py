@@ -14,7 +14,6 @@ from vitcli.data.dataset import DataSet
 from vitcli.data.transforms import Preprocessing
 from vitcli.evaluation.calibration import out_of_distribution
 from vitcli.evaluation.calibration.prediction_sets import LEVELS, sets_at
-from vitcli.evaluation.calibration.temperature import probabilities
 from vitcli.features.least_squares import BIAS
 from vitcli.output.text import probe_head_text
 from vitcli.training.methods import probe_head
@@ -99,9 +98,8 @@ def test_the_sets_of_a_probe_hold_the_label_as_often_as_promised_for_images_of_o
             for rows in (slice(0, 200), slice(200, None))
         ]
         calibration = of_probe(*parts, loss="softmax", balance="none")
-        p_NK = probabilities(
-            new_ND @ head.weight_KD.numpy().T + head.bias_K.numpy(), temperature=calibration.temperature
-        )
+        new_NK = new_ND @ head.weight_KD.numpy().T + head.bias_K.numpy()
+        p_NK = calibration.scaling.probabilities(new_NK)
         for level in LEVELS:
             is_in_NK = sets_at(p_NK, calibration.sets[level])
             covered[name, level] = is_in_NK[np.arange(len(new_N)), new_N].mean()

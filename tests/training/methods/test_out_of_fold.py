@@ -77,7 +77,7 @@ def test_the_stored_numbers_are_those_of_each_image_by_the_network_that_has_not_
             p.name[:3] for p in places if p.name not in held
         }
         labels_N, features_ND = rows["labels"].ravel(), rows["features"]
-        p_NK = np.exp(rows["logits"].astype(np.float64) / calibration.temperature)
+        p_NK = np.exp(rows["logits"].astype(np.float64) / calibration.scaling.temperature)
         p_NK /= p_NK.sum(axis=1, keepdims=True)
         of_labels += p_NK[np.arange(60), labels_N][is_held_N].tolist()
         doubts += (1 - p_NK.max(axis=1))[is_held_N].tolist()
@@ -214,7 +214,7 @@ def test_the_pooled_numbers_make_the_calibration(tmp_path):
     distances_M = np.arange(120.0)
     calibration = of_folds(outputs(40), OutOfFold(held.logits_NK, held.labels_N, distances_M), "some images")
     assert set(calibration.sets) == set(LEVELS) and calibration.num_images == 120
-    p_NK = np.exp(held.logits_NK.astype(np.float64) / calibration.temperature)
+    p_NK = np.exp(held.logits_NK.astype(np.float64) / calibration.scaling.temperature)
     doubts_M = 1 - (p_NK / p_NK.sum(axis=1, keepdims=True)).max(axis=1)
     largest = (distances_M + distances_M.std() / doubts_M.std() * doubts_M).max()
     assert (calibration.distance, calibration.flagged) == (pytest.approx(largest, rel=1e-4), 0.01)  # of 120

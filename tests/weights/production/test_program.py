@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from vitcli.data.transforms import Preprocessing, to_model_range
+from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.weights.onnx import OnnxNetwork, write_onnx
 from vitcli.weights.production.program import FromImages, ProgramForm
 from vitcli.weights.production.pt2 import Pt2Network, write_pt2
@@ -82,7 +83,11 @@ def test_an_onnx_file_makes_the_same_pixels_of_images_of_every_size(rule, tmp_pa
 GIVEN = torch.tensor([[1.0, -2.0, 0.5], [50.0, 49.0, -50.0]])
 PLAIN = Preprocessing((8, 8), "square", 1.0, "bilinear", True, MEAN, STD)
 ANSWERS = [
-    (ProgramForm(PLAIN, "classes", temperature=2.5), ("logits", "probabilities"), (GIVEN / 2.5).softmax(1)),
+    (
+        ProgramForm(PLAIN, "classes", scaled=Scaling(2.5).scaled),
+        ("logits", "probabilities"),
+        (GIVEN / 2.5).softmax(1),
+    ),
     (ProgramForm(PLAIN, "several"), ("logits", "probabilities"), 1 / (1 + torch.exp(-GIVEN))),
     (ProgramForm(PLAIN, "number", mean=3.0, std=0.5), ("logits", "number"), GIVEN * 0.5 + 3),
     (ProgramForm(PLAIN, "features"), ("features",), GIVEN),

@@ -30,7 +30,7 @@ from functools import cached_property
 
 import numpy as np
 
-from vitcli.evaluation.calibration.temperature import DIGITS, probabilities
+from vitcli.evaluation.calibration.scaling import DIGITS, Scaling
 from vitcli.evaluation.class_metrics import one_against_rest
 
 # Fraction of both covariances that is a multiple of the identity, of the same trace. The first is best where
@@ -272,7 +272,7 @@ def _scored(rows: LeftOutRows, fold_K: np.ndarray, fold: int) -> tuple[tuple, tu
     known, unknown = (
         (
             np.stack([statistics.distances(rows.features_ND[is_N], shrinkage=value) for value in SHRINKAGES]),
-            doubts(probabilities(log_p_NK[is_N][:, has_rows_K], temperature=1.0)),
+            doubts(Scaling().probabilities(log_p_NK[is_N][:, has_rows_K])),
         )
         for is_N, log_p_NK in judged
     )

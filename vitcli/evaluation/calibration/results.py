@@ -17,8 +17,8 @@ from vitcli.evaluation.calibration.prediction_sets import (
     sets_at,
     threshold_at,
 )
+from vitcli.evaluation.calibration.scaling import Scaling, fitted_scaling
 from vitcli.evaluation.calibration.stored import KEY, Calibration
-from vitcli.evaluation.calibration.temperature import fitted_temperature, losses, probabilities
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.statistics import SEED, reliability
 
@@ -28,7 +28,7 @@ class CalibratedOutputs:
     """Calibrated outputs for some images.
 
     Attributes:
-        probabilities_NK: at the temperature, float64.
+        probabilities_NK: float64.
         is_in_NK: the prediction set of SHOWN percent of each image; None if it has all classes.
         is_like_N: whether an image is like the training images; None where that is not known.
     """
@@ -46,7 +46,7 @@ def calibrated(
     Raises:
         WeightsError: the stored statistics are of another number of features.
     """
-    probabilities_NK = probabilities(logits_NK, temperature=stored.temperature)
+    probabilities_NK = stored.scaling.probabilities(logits_NK)
     is_like_N = None
     if stored.statistics and stored.unlike and features_ND is not None:
         width = len(stored.statistics.covariance_DD)
@@ -63,7 +63,7 @@ def calibrated(
 def results_of(
     predictions: Predictions, stored: Calibration | None, split: Split, *, fingerprint: str
 ) -> dict[str, Any]:
-    """Return the keys of a result: probabilities at the temperature, and the coverage of prediction sets.
+    """Return the keys of a result: how good calibrated probabilities and prediction sets are.
 
     {} of weights without any, of several labels, and of more logits than are kept.
 
@@ -74,7 +74,7 @@ def results_of(
     if stored is None or predictions.scores_NK is None:
         return {}
     log_p_NK, labels_N = predictions.scores_NK, predictions.labels
-    halves = [(np.ones(len(labels_N), dtype=bool), stored.temperature, stored.sets)]
+    halves = [(np.ones(len(labels_N), dtype=bool), stored.scaling, stored.sets)]
     is_same = stored.fingerprint == fingerprint
     if is_same and (is_first_N := _first_half(predictions.rows_N, split)) is not None:
         halves = [
@@ -82,16 +82,16 @@ def results_of(
         ]
     calibrated_NK, losses_N = np.empty(log_p_NK.shape), np.empty(len(labels_N))
     is_in_NK = {level: np.empty(log_p_NK.shape, dtype=bool) for level in LEVELS}
-    for rows_N, temperature, sets in halves:
-        calibrated_NK[rows_N] = probabilities(log_p_NK[rows_N], temperature=temperature)
-        losses_N[rows_N] = losses(log_p_NK[rows_N], labels_N[rows_N], temperature=temperature)
+    for rows_N, scaling, sets in halves:
+        calibrated_NK[rows_N] = scaling.probabilities(log_p_NK[rows_N])
+        losses_N[rows_N] = scaling.losses(log_p_NK[rows_N], labels_N[rows_N])
         for level in LEVELS:
             is_in_NK[level][rows_N] = sets_at(calibrated_NK[rows_N], sets[level])
     of_levels = {level: coverage_and_size(is_in_NK[level], labels_N) for level in LEVELS}
-    bins = reliability(calibrated_NK.max(axis=1), predictions.is_right_N)
+    bins = reliability(calibrated_NK.max(axis=1), calibrated_NK.argmax(axis=1) == labels_N)
     coverage, size = of_levels[SHOWN]
     return {
-        "temperature": stored.temperature,
+        **stored.scaling.as_json(),
         "ece_at_temperature": bins.ece,
         "nll_at_temperature": float(losses_N.mean()),
         "reliability_at_temperature": bins.as_json(),
@@ -113,8 +113,8 @@ def _first_half(rows_N: np.ndarray, split: Split) -> np.ndarray | None:
     return is_first_G[group_of_row_N] if len(groups) > 1 else None
 
 
-def fitted(log_p_NK: np.ndarray, labels_N: np.ndarray) -> tuple[float, dict[int, float | None]]:
-    """Return temperature and thresholds of prediction sets by rows that the weights were not fitted to."""
-    temperature = fitted_temperature(log_p_NK, labels_N)
-    of_labels_N = probabilities(log_p_NK, temperature=temperature)[np.arange(len(labels_N)), labels_N]
-    return temperature, {level: threshold_at(of_labels_N, level) for level in LEVELS}
+def fitted(log_p_NK: np.ndarray, labels_N: np.ndarray) -> tuple[Scaling, dict[int, float | None]]:
+    """Return the scaling and thresholds of prediction sets by rows that the weights were not fitted to."""
+    scaling = fitted_scaling(log_p_NK, labels_N)
+    of_labels_N = scaling.probabilities(log_p_NK)[np.arange(len(labels_N)), labels_N]
+    return scaling, {level: threshold_at(of_labels_N, level) for level in LEVELS}

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from vitcli.evaluation.calibration.temperature import probabilities
 from vitcli.evaluation.statistics import interval_of
 from vitcli.output.text import count_of, interval_text
 
@@ -39,12 +38,9 @@ class OperatingPoint:
         return asdict(self)
 
 
-def operating_points(
-    logits_NK: np.ndarray, labels_N: np.ndarray, *, temperature: float
-) -> tuple[OperatingPoint, ...]:
+def operating_points(probabilities_NK: np.ndarray, labels_N: np.ndarray) -> tuple[OperatingPoint, ...]:
     """Return what the thresholds SHOWN and the one to recommend do with these rows, the lowest first."""
-    confidences_N = probabilities(logits_NK, temperature=temperature).max(axis=1)
-    tried = points_at(TRIED, confidences_N, logits_NK.argmax(axis=1) == labels_N)
+    tried = points_at(TRIED, probabilities_NK.max(axis=1), probabilities_NK.argmax(axis=1) == labels_N)
     best = recommended(tried)
     return tuple(point for point in tried if point == best or point.threshold in SHOWN)
 

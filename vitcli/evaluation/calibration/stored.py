@@ -23,8 +23,8 @@ from vitcli.evaluation.calibration.out_of_distribution import (
     UnlikeScore,
 )
 from vitcli.evaluation.calibration.prediction_sets import LEVELS
+from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.evaluation.calibration.selective import OperatingPoint
-from vitcli.evaluation.calibration.temperature import LEAST_SCALE, MOST_SCALE
 from vitcli.weights.io import FEATURE_STATISTICS
 
 KEY = "belief"  # of the metadata of weights
@@ -35,7 +35,7 @@ class Calibration:
     """What is stored with the weights of a classifier.
 
     Attributes:
-        temperature: of the softmax of its logits.
+        scaling: of its logits.
         sets: by the coverage promised in percent the least probability of a class in a prediction set; None
             where the images were too few to promise it: the set has all classes.
         thresholds: of the highest probability, and what each does with these images, see `selective`.
@@ -48,7 +48,7 @@ class Calibration:
         statistics: of the features of the training images.
     """
 
-    temperature: float
+    scaling: Scaling
     sets: dict[int, float | None]
     thresholds: tuple[OperatingPoint, ...]
     num_images: int
@@ -62,7 +62,7 @@ class Calibration:
     def facts(self) -> dict[str, Any]:
         """Return all but the statistics, as JSON."""
         return {
-            "temperature": self.temperature,
+            **self.scaling.as_json(),
             "sets": {str(level): self.sets[level] for level in LEVELS},
             "thresholds": [point.as_json() for point in self.thresholds],
             "num_images": self.num_images,
@@ -99,7 +99,6 @@ def calibration_of(metadata: Mapping[str, Any], num_classes: int) -> Calibration
 
 
 def _read(stored: Mapping[str, Any], packed: Mapping[str, Any] | None, num_classes: int) -> Calibration:
-    temperature = _number(stored, "temperature", least=1 / MOST_SCALE / 2, most=2 / LEAST_SCALE)
     sets = {level: _number_or_none(stored["sets"], str(level), least=0, most=1) for level in LEVELS}
     distance = _number_or_none(stored, "distance", least=-math.inf, most=math.inf)
     flagged = _number_or_none(stored, "flagged", least=0, most=1)
@@ -116,7 +115,7 @@ def _read(stored: Mapping[str, Any], packed: Mapping[str, Any] | None, num_class
     statistics = _unpacked(packed, num_classes) if packed is not None and is_known else None
     thresholds = tuple(_operating_point(point, num_images) for point in stored["thresholds"])
     about = (thresholds, num_images, chosen_on, fingerprint)
-    return Calibration(temperature, sets, *about, distance, flagged, unlike, statistics)
+    return Calibration(Scaling.of_json(stored), sets, *about, distance, flagged, unlike, statistics)
 
 
 def _unlike_score(stored: Mapping[str, Any] | None) -> UnlikeScore | None:

@@ -34,7 +34,6 @@ from vitcli.evaluation.calibration.out_of_distribution import (
 from vitcli.evaluation.calibration.prediction_sets import LEAST
 from vitcli.evaluation.calibration.results import fitted
 from vitcli.evaluation.calibration.stored import Calibration
-from vitcli.evaluation.calibration.temperature import probabilities
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.predictions import Predictions
 from vitcli.features import least_squares
@@ -290,14 +289,14 @@ def _calibration(
 ) -> Calibration | str:
     if len(labels_M) < LEAST:
         return f"they take {LEAST} images that were not trained on, and there are {len(labels_M)}"
-    temperature, sets = fitted(logits_MK, labels_M)
-    points = selective.operating_points(logits_MK, labels_M, temperature=temperature)
+    scaling, sets = fitted(logits_MK, labels_M)
+    points = selective.operating_points(scaling.probabilities(logits_MK), labels_M)
     # Rounded so that no set gets smaller, and no image like those is flagged.
     sets = {level: None if least is None else rounded_down(least) for level, least in sets.items()}
-    stored = Calibration(temperature, sets, points, len(labels_M), chosen_on, fingerprint)
+    stored = Calibration(scaling, sets, points, len(labels_M), chosen_on, fingerprint)
     if unlike is None:
         return stored
-    doubts_M = out_of_distribution.doubts(probabilities(unlike.logits_MK, temperature=temperature))
+    doubts_M = out_of_distribution.doubts(scaling.probabilities(unlike.logits_MK))
     score = unlike.score.weighted(unlike.distances_M, doubts_M)
     chosen = out_of_distribution.threshold_of(unlike.distances_M + score.doubt_weight * doubts_M)
     if chosen is None:

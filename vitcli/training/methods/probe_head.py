@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from vitcli.distributed.transfer import single_core_pool
-from vitcli.evaluation.calibration.temperature import DIGITS, LEAST_SCALE, MOST_SCALE, softmax_scale
+from vitcli.evaluation.calibration.scaling import DIGITS, LEAST_SCALE, MOST_SCALE, softmax_scale
 from vitcli.features import least_squares
 from vitcli.features.draws import SWEEP
 from vitcli.features.least_squares import BIAS, DEFAULT_L2, Solution, has_others

@@ -34,6 +34,10 @@ ANSWERS = {"classes": "probabilities", "several": "probabilities", "number": "nu
 MOST_BITS = 22  # of a weight below its point
 
 
+def _as_they_are(logits_BK: Tensor) -> Tensor:
+    return logits_BK
+
+
 @dataclass(frozen=True)
 class ProgramForm:
     """What a program takes and gives.
@@ -41,7 +45,7 @@ class ProgramForm:
     Attributes:
         preprocessing: of decoded images.
         kind: of the outputs: "classes", "several" labels, "number" or "features".
-        temperature: that logits of classes are divided by before the softmax.
+        scaled: what calibration does to logits of classes before the softmax.
         mean, std: of the numbers of a regression.
         input: one of INPUTS.
         precision: one of PRECISIONS, of the network; inputs and outputs remain as they are.
@@ -49,7 +53,7 @@ class ProgramForm:
 
     preprocessing: Preprocessing
     kind: str
-    temperature: float = 1.0
+    scaled: Callable[[Tensor], Tensor] = _as_they_are
     mean: float = 0.0
     std: float = 1.0
     input: str = INPUTS[0]
@@ -98,7 +102,7 @@ class FromImages(nn.Module):
         outputs = self.network(images_BCHW.to(self.dtype)).float()
         match self.form.kind:
             case "classes":
-                return outputs, torch.softmax(outputs / self.form.temperature, dim=-1)
+                return outputs, torch.softmax(self.form.scaled(outputs), dim=-1)
             case "several":
                 return outputs, torch.sigmoid(outputs)
             case "number":
