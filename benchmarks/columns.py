@@ -32,7 +32,7 @@ def by_sorting(logits_BK: Tensor, labels_B: Tensor, *, has_scores: bool) -> dict
     columns = {
         "ranks_N": ((logits_BK > right_B1) | ((logits_BK == right_B1) & is_before_BK)).sum(dim=1),
         "losses_N": F.cross_entropy(exact_BK, labels_B, reduction="none"),
-        "briers_N": (probabilities_BK - F.one_hot(labels_B, logits_BK.shape[1])).square().sum(dim=1),
+        "brier": (probabilities_BK - F.one_hot(labels_B, logits_BK.shape[1])).square().sum(dim=1),
         "classes_NT": classes_BT,
         "probabilities_NT": probabilities_BK.gather(1, classes_BT),
     }

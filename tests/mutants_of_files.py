@@ -193,11 +193,8 @@ OF_FILES = {
         "tests/export/test_onnx_file.py::test_a_gate_is_for_weights_that_have_an_accuracy",
     ): {
         "a gate is opened for several labels": (
-            (
-                "    elif multilabel_of(weights.metadata, arch.num_classes):\n"
-                '        kind = "several labels per image"\n'
-            ),
-            "",
+            "task_of(weights.metadata, num_classes)",
+            "task_of({}, num_classes)",
         ),
     },
     ("vitcli/export/images.py", "tests/export/test_calibration.py"): {

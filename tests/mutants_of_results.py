@@ -222,7 +222,7 @@ OF_RESULTS = {
         "vitcli/evaluation/predictions.py",
         "tests/evaluation/test_predictions.py tests/evaluation/test_prediction_files.py",
     ): {
-        "a damaged file of predictions": ("if about is None or not", "if not"),
+        "a damaged file of predictions": ("if about is None:", "if False:"),
         "the least confident mistakes": (
             "np.argsort(-predictions.confidences_N[wrong]",
             "np.argsort(predictions.confidences_N[wrong]",

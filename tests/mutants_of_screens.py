@@ -130,7 +130,7 @@ OF_SCREENS = {
         "vitcli/report/predicted.py",
         "tests/report/test_predicted.py::test_classes_of_one_image_or_without_a_mistake_are_not_among_the_three_weakest",
     ): {
-        "a class of one image is the weakest": ("if count >= ENOUGH and accuracy < 1", "if accuracy < 1"),
+        "a class of one image is the weakest": ("if n >= ENOUGH and right < n", "if right < n"),
     },
     (
         "vitcli/report/grouping.py",

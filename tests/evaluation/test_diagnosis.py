@@ -21,7 +21,7 @@ COUNTS = np.array([40, 30, 20, 4])
 def facts():
     labels, classes, zeros = np.array(LABELS), np.array(CHOSEN)[:, None], np.zeros(12)
     wrong = (labels != classes[:, 0]).astype(int)
-    predictions = Predictions(np.arange(12), labels, wrong, zeros, zeros, classes, np.array(SURE)[:, None])
+    predictions = Predictions(np.arange(12), labels, wrong, zeros, classes, np.array(SURE)[:, None])
     return findings(predictions, NAMES, [f"{row}.png" for row in range(12)], COUNTS)
 
 
@@ -82,7 +82,7 @@ def test_half_the_median_of_training_images_is_enough(facts):
 def test_a_mistake_at_95_percent_is_a_label_to_check_and_the_most_frequent_class_that_of_training():
     labels, classes, zeros = np.array([0, 1]), np.array([[1], [1]]), np.zeros(2)
     predictions = Predictions(
-        np.arange(2), labels, np.array([1, 0]), zeros, zeros, classes, np.array([[0.95], [0.9]])
+        np.arange(2), labels, np.array([1, 0]), zeros, classes, np.array([[0.95], [0.9]])
     )
 
     found = findings(predictions, ("ant", "bee"), ["0.png", "1.png"], np.array([3, 4]))

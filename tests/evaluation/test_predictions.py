@@ -16,7 +16,9 @@ def of_logits(logits_NK: torch.Tensor, labels: torch.Tensor) -> Predictions:
         name: values.numpy()
         for name, values in inference.prediction_columns(logits_NK.float(), labels).items()
     }
-    return Predictions(rows_N=np.arange(len(logits_NK)), labels=labels.numpy(), **columns)
+    scores = {name: columns.pop(name) for name in metrics.EXAMPLE_SCORES}
+    rows_N = np.arange(len(logits_NK))
+    return Predictions(rows_N=rows_N, labels=labels.numpy(), example_scores=scores, **columns)
 
 
 def random_case(num_classes: int, count: int = 300) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,7 +40,7 @@ def test_two_rows_by_hand():
         pytest.approx([0.7, 0.2, 0.1]),
     ]
     assert results.losses_N == pytest.approx(-np.log([0.5, 0.2]))
-    assert results.briers_N == pytest.approx([0.25 + 2 * 0.0625, 0.01 + 0.64 + 0.49])
+    assert results.example_scores["brier"] == pytest.approx([0.25 + 2 * 0.0625, 0.01 + 0.64 + 0.49])
 
 
 def test_of_equal_logits_the_lower_class_comes_first_so_a_hit_is_rank_zero():
@@ -71,7 +73,7 @@ def test_columns_are_those_of_the_plain_formulas_bit_for_bit(num_classes, count,
     assert torch.equal(columns["probabilities_NT"], probabilities_NK.gather(1, order_NK[:, :5]))
     assert torch.equal(columns["ranks_N"], places_NM.min(dim=1).values)
     assert torch.equal(columns["losses_N"], losses_NM.mean(dim=1))
-    assert torch.equal(columns["briers_N"], (probabilities_NK - targets_NK).square().sum(dim=1))
+    assert torch.equal(columns["brier"], (probabilities_NK - targets_NK).square().sum(dim=1))
     assert torch.equal(columns["scores_NK"], log_p_NK.float())
 
 
@@ -89,7 +91,7 @@ def test_totals_are_those_of_scikit_learn(num_classes):
     assert totals.loss == pytest.approx(sklearn.log_loss(labels, probabilities, labels=classes), rel=1e-12)
     onehot = np.eye(num_classes)[labels]
     brier = ((probabilities - onehot) ** 2).sum(axis=1).mean()
-    assert results.briers_N.mean() == pytest.approx(brier, rel=1e-12)
+    assert results.example_scores["brier"].mean() == pytest.approx(brier, rel=1e-12)
     if num_classes > 5:
         assert totals.top5 == sklearn.top_k_accuracy_score(labels, probabilities, k=5, labels=classes)
 
@@ -150,7 +152,7 @@ def test_several_labels_divide_the_target():
     results = of_logits(probabilities.log(), torch.tensor([[0, 1, -1]]))
 
     assert results.is_multilabel and results.is_right_N.all()
-    assert results.briers_N == pytest.approx([0.0])
+    assert results.example_scores["brier"] == pytest.approx([0.0])
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -161,4 +163,5 @@ def test_a_batch_of_no_rows_has_no_numbers(several):
 
     assert {name: len(values) for name, values in results.items()} == dict.fromkeys(results, 0)
     names = {field.name for field in fields(Predictions)}
-    assert results.keys() | {"rows_N", "labels", "scores_NK", "logits_NK"} == names
+    columns = results.keys() - metrics.EXAMPLE_SCORES
+    assert columns | {"rows_N", "labels", "scores_NK", "logits_NK", "example_scores"} == names

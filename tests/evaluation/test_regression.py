@@ -19,6 +19,7 @@ from vitcli.data.split import LARGEST_NUMBER
 from vitcli.errors import DataError, WeightsError
 from vitcli.evaluation import regression
 from vitcli.evaluation.predict import _csv_rows
+from vitcli.evaluation.predictions import write_predictions
 from vitcli.evaluation.regression import (
     NumberPredictions,
     RegressionTarget,
@@ -26,7 +27,6 @@ from vitcli.evaluation.regression import (
     intervals_of,
     metrics_of,
     target_of,
-    write_numbers,
 )
 from vitcli.output.run_folder import newest_checkpoint_step
 from vitcli.training.methods.regression import squared_error, target_of_split
@@ -297,7 +297,7 @@ def test_the_file_of_predicted_numbers_has_them_as_they_are_in_order(tmp_path):
     predictions = NumberPredictions(RegressionTarget("x", 0, 1), np.array([0, 2, 5]), targets, values)
     path = tmp_path / "n.parquet"
 
-    write_numbers(str(path), predictions, np.array([7, 9, 12]), ["a", "b", "c"], {"target": "age"})
+    write_predictions(str(path), predictions, np.array([7, 9, 12]), ["a", "b", "c"], {"target": "age"})
 
     table = pq.read_table(path)
     assert table.to_pydict() == {

@@ -291,7 +291,7 @@ def test_images_that_thresholds_were_chosen_on_are_judged_by_halves_and_others_b
     labels = np.where(hot_NK[:, :2], np.arange(2), -1)
     logits_NK = rng.normal(size=(60, 3)).astype(np.float32)
     none_N = np.zeros(60)
-    predictions = Predictions(np.arange(60), labels, *[none_N] * 3, labels, labels, logits_NK=logits_NK)
+    predictions = Predictions(np.arange(60), labels, *[none_N] * 2, labels, labels, logits_NK=logits_NK)
     probabilities_NK = 1 / (1 + np.exp(-logits_NK.astype(float)))
     thresholds = tuple(best_thresholds(probabilities_NK, hot_NK))
     stored = Multilabel(thresholds, "data, split validation", "abc")

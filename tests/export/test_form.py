@@ -35,11 +35,11 @@ def form_of(weights, **options):
 @pytest.mark.parametrize(
     ("num_classes", "metadata", "expected"),
     [
-        (24, {}, ("classes", 7.0, 0.0, 1.0)),
+        (24, {}, ("classes", None, 0.0, 1.0)),
         (24, STORED, ("classes", 4.0, 0.0, 1.0)),
-        (24, {"several_labels": {"thresholds": [0.5] * 24}}, ("several", 7.0, 0.0, 1.0)),
-        (1, AGE, ("number", 7.0, 40.0, 12.5)),
-        (0, STORED, ("features", 7.0, 0.0, 1.0)),
+        (24, {"several_labels": {"thresholds": [0.5] * 24}}, ("several", None, 0.0, 1.0)),
+        (1, AGE, ("number", None, 40.0, 12.5)),
+        (0, STORED, ("features", None, 0.0, 1.0)),
     ],
     ids=["classes", "temperature", "several labels", "number", "features"],
 )
@@ -47,7 +47,7 @@ def test_the_form_follows_from_what_is_stored_with_the_weights(weights, num_clas
     architecture = replace(weights.architecture, num_classes=num_classes)
     form = form_of(replace(weights, architecture=architecture, metadata=metadata))
 
-    assert (form.kind, form.scaled(7.0), form.mean, form.std) == expected
+    assert (form.kind, form.scaled and form.scaled(7.0), form.mean, form.std) == expected
     assert form.preprocessing.as_dict() == weights.preprocessing
     assert (form.input, form.precision) == ("images", "fp32")
     other = form_of(weights, input="pixels", precision="fp16")

@@ -375,17 +375,18 @@ def test_of_many_outputs_a_golden_file_has_those_farthest_from_zero():
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "metadata", "kind"),
+    ("num_classes", "metadata", "what"),
     [
-        (0, {}, "no classifier"),
-        (1, {"target": {"name": "age", "mean": 40.0, "std": 9.0}}, "a number instead of classes"),
-        (2, {"several_labels": {"thresholds": [0.5, 0.4]}}, "several labels per image"),
+        (0, {}, "weights without a head have no accuracy"),
+        (1, {"target": {"name": "age", "mean": 40.0, "std": 9.0}}, "has a number per image"),
+        (2, {"several_labels": {"thresholds": [0.5, 0.4]}}, "has several labels per image"),
     ],
 )
-def test_a_gate_is_for_weights_that_have_an_accuracy(num_classes, metadata, kind):
-    weights = SimpleNamespace(architecture=SimpleNamespace(num_classes=num_classes), metadata=metadata)
+def test_a_gate_is_for_weights_that_have_an_accuracy(num_classes, metadata, what):
+    architecture = SimpleNamespace(num_classes=num_classes)
+    weights = SimpleNamespace(architecture=architecture, metadata=metadata, source="w")
 
-    with pytest.raises(VitError, match=f"these weights have {kind}") as refused:
+    with pytest.raises(VitError, match=what) as refused:
         images.open_labelled("demo", "auto", weights)
     assert refused.value.where == "--gate"
 

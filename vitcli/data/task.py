@@ -24,6 +24,7 @@ FEATURES = {
     "--threshold": (Task.ONE_CLASS, Task.MULTILABEL),
     "--sort-into": (Task.ONE_CLASS, Task.MULTILABEL),
     "--why": (Task.ONE_CLASS,),
+    "--gate": (Task.ONE_CLASS,),
     "vit fewshot": (Task.ONE_CLASS,),
     "--labels": (Task.ONE_CLASS,),
 }

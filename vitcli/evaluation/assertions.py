@@ -10,6 +10,8 @@ from typing import Any
 
 from vitcli.data.task import Task
 from vitcli.errors import CheckFailed, VitError, nearest
+from vitcli.output.scores import ERRORS, OF_CLASSES, OF_MULTILABEL, SHOWN, keys_of
+from vitcli.output.summaries import PERCENT
 
 RELATIONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -19,23 +21,13 @@ RELATIONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
 }
 
-# Means over classes, see `class_metrics`; numbers that an evaluation has, and one against ReaL labels.
-OF_CLASSES = (
-    "balanced_accuracy", "precision_macro", "recall_macro", "f1_macro", "precision_weighted",
-    "recall_weighted", "f1_weighted", "auroc_macro", "aupr_macro",
-)  # fmt: skip
-OF_CALIBRATION = (
-    "coverage",
-    "mean_set_size",
-    "ece_at_temperature",
-    "nll_at_temperature",
-)  # where they are stored
-OF_MULTILABEL = ("mean_ap", "f1_at_thresholds")  # of images with several labels, instead of OF_CLASSES
-ALWAYS = ("loss", "num_eval_examples", "num_skipped_images", "images_per_s", "elapsed_s")
-OF_LABELS = ("top1", "top5", "nll", "brier", "ece")
+# Scores by what they are of, with other numbers of a result; of calibration, where the weights store it.
+OF_CALIBRATION = ("coverage", "mean_set_size", "ece_at_temperature", "nll_at_temperature")
+ALWAYS = (*keys_of("all"), "num_eval_examples", "num_skipped_images", "images_per_s", "elapsed_s")
+OF_LABELS = (*keys_of("labels"), "nll")
 NUMBERS = (*OF_LABELS, *ALWAYS, *OF_MULTILABEL, *OF_CLASSES, *OF_CALIBRATION)
-OF_NUMBERS = ("mae", "rmse", "r2", "mae_of_mean")  # of weights that predict a number, instead of accuracies
-OF_REAL = ("real_top1", "num_real_examples")
+OF_NUMBERS = (*ERRORS, "mae_of_mean")
+OF_REAL = (*keys_of("real"), "num_real_examples")
 # The keys of each kind of labels, besides ALWAYS, and what a result of it is of
 KINDS = {
     Task.NUMBER: (OF_NUMBERS, "these weights predict a number and no classes"),
@@ -44,9 +36,8 @@ KINDS = {
     ),
     Task.MULTILABEL: ((*OF_LABELS, *OF_MULTILABEL, *OF_REAL), "these images have several labels each"),
 }  # fmt: skip
-FRACTION = re.compile(
-    rf"(real_)?top[15]|ece(_at_temperature)?|coverage|mean_ap|f1_at_thresholds|{'|'.join(OF_CLASSES)}"
-)  # numbers from 0 to 1
+FRACTIONS = {"coverage", "ece_at_temperature", *OF_CLASSES,
+             *(key for key, shown in SHOWN.items() if shown.form == PERCENT)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,7 +100,7 @@ def parse(text: str, *, keys: Sequence[str]) -> Assertion:
         )
     # A bound in percent would hold never, or always.
     is_percent = number.endswith("%")
-    if is_percent or (FRACTION.fullmatch(key) and not 0 <= bound <= 1):
+    if is_percent or (key in FRACTIONS and not 0 <= bound <= 1):
         meant = f"{key}{relation}{bound / 100:g}" if is_percent or 1 < bound <= 100 else f"{key}{relation}0.9"
         raise VitError(
             f"{key} is a fraction: {meant}?", where=where, fix="write a bound from 0 to 1: 0.92 for 92 %"

@@ -40,7 +40,7 @@ class ClassScores:
     aupr_C: np.ndarray | None
 
     def means(self) -> dict[str, float | None]:
-        """Return the means over the classes by their names in `assertions`; None where one does not exist."""
+        """Return the means over the classes by their keys in a result; None where one does not exist."""
         weights_C = self.counts_C / self.counts_C.sum()
         return {
             "balanced_accuracy": _mean(self.recall_C),

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vitcli.data.split import Split
 from vitcli.errors import DataError
-from vitcli.evaluation.predictions import Predictions, confusion
+from vitcli.evaluation.predictions import Predictions, confusion, most_confident_mistakes
 from vitcli.output.text import count_of
 
 MEASURED = 25  # images whose sizes are looked at
@@ -50,7 +50,6 @@ def findings(
     worst = sorted(imperfect, key=lambda k: (right_K[k] / counts_K[k], -counts_K[k]))[:SHOWN]
     pairs = sorted(zip(*confusion(predictions, num_classes), strict=True), key=lambda pair: -pair[2])
     confused = [pair for pair in pairs if pair[0] != pair[1]][:SHOWN]
-    most_confident = np.flatnonzero(wrong)[np.argsort(-predictions.confidences_N[wrong], kind="stable")]
     return {
         "majority_class": class_names[majority],
         "majority_top1": float(counts_K[majority] / len(predictions)),
@@ -76,7 +75,7 @@ def findings(
                 "predicted": class_names[predictions.classes_NT[row, 0]],
                 "probability": float(predictions.confidences_N[row]),
             }
-            for row in most_confident[:SHOWN]
+            for row in most_confident_mistakes(predictions, SHOWN)
         ],
         "train_counts": [int(train_counts_K.min()), int(median(train_counts_K)), int(train_counts_K.max())],
     }

@@ -27,7 +27,7 @@ from vitcli.evaluation import (
     regression,
     statistics,
 )
-from vitcli.evaluation.assertions import OF_CLASSES, Assertion, check_apply
+from vitcli.evaluation.assertions import Assertion, check_apply
 from vitcli.evaluation.calibration.results import results_of
 from vitcli.evaluation.calibration.stored import Calibration, calibration_of
 from vitcli.evaluation.class_map import ClassMap, Projection
@@ -53,6 +53,7 @@ from vitcli.evaluation.setup import (
 from vitcli.models.build import check_image_size
 from vitcli.output.atomic import check_out
 from vitcli.output.progress import Progress
+from vitcli.output.scores import OF_CLASSES
 from vitcli.output.summaries import Evaluation, ResolutionScore
 from vitcli.output.text import size_text
 from vitcli.recipe import Recipe, catalog
@@ -463,17 +464,8 @@ def _run_pass(
 def _scores(predictions: Predictions | NumberPredictions) -> dict[str, float | None]:
     """Return accuracies and loss, or the errors of predicted numbers."""
     if isinstance(predictions, NumberPredictions):
-        return regression.scores_of(predictions)
-    totals = metrics.metrics_of(predictions.ranks_N, predictions.losses_N)
-    return {"top1": totals.top1, "top5": totals.top5, "loss": totals.loss}
-
-
-def _of_classes(predictions: Predictions, class_names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the means over the classes and the metrics of each; None of several labels."""
-    scores = scores_of_classes(predictions)
-    if scores is None:
-        return {**dict.fromkeys(OF_CLASSES), "per_class": None}
-    return {**scores.means(), "per_class": per_class(scores, class_names)}
+        return metrics.scores_of(regression.metrics_of(predictions))
+    return metrics.scores_of(metrics.metrics_of(predictions.ranks_N, predictions.losses_N))
 
 
 def _details(
@@ -487,11 +479,13 @@ def _details(
         of_several = multilabel.results_of(
             predictions, task.thresholds, class_names, fingerprint=task.fingerprint
         )
+    by_class = scores_of_classes(predictions)
     return {
         **of_several,
         **_statistics(task, predictions),
         **results_of(predictions, task.calibration, task.split, fingerprint=task.fingerprint),
-        **_of_classes(predictions, class_names),
+        **(by_class.means() if by_class else dict.fromkeys(OF_CLASSES)),
+        "per_class": per_class(by_class, class_names) if by_class else None,
         "mistakes": mistakes.describe(predictions, class_names, places, task.source_rows),
     }
 
@@ -519,7 +513,7 @@ def _statistics(task: EvalTask, predictions: Predictions) -> dict[str, Any]:
     return {
         **of_labels,
         "nll": float(predictions.losses_N.sum()) / count,
-        "brier": float(predictions.briers_N.sum()) / count,
+        **{name: float(scores_N.sum()) / count for name, scores_N in predictions.example_scores.items()},
         "ece": reliability.ece,
         "reliability": reliability.as_json(),
         "intervals": intervals,

@@ -11,7 +11,7 @@ import numpy as np
 from vitcli.evaluation import mistakes
 from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.evaluation.predictions import Predictions, confusion, write_predictions
-from vitcli.evaluation.regression import NumberPredictions, write_numbers
+from vitcli.evaluation.regression import NumberPredictions
 from vitcli.evaluation.setup import RunSettings
 from vitcli.evaluation.statistics import Reliability
 from vitcli.output import atomic, profile
@@ -116,13 +116,9 @@ def write_file(
         source_rows: row of the data set for each row of the split.
         about: a summary with the class names, and the `dev_cut` of the split.
     """
-    rows_N = source_rows[predictions.rows_N]
-    if isinstance(predictions, NumberPredictions):
-        about = {key: about.get(key) for key in (*ABOUT_PREDICTIONS, *ABOUT_NUMBERS, "dev_cut")}
-        write_numbers(str(path), predictions, rows_N, places, about)
-    else:
-        about = {key: about.get(key) for key in (*ABOUT_PREDICTIONS, *ABOUT_CLASSES, "dev_cut")}
-        write_predictions(str(path), predictions, rows_N, places, about)
+    more = ABOUT_NUMBERS if isinstance(predictions, NumberPredictions) else ABOUT_CLASSES
+    about = {key: about.get(key) for key in (*ABOUT_PREDICTIONS, *more, "dev_cut")}
+    write_predictions(str(path), predictions, source_rows[predictions.rows_N], places, about)
 
 
 def _write_number_figures(folder: Path, numbers: NumberPredictions) -> None:

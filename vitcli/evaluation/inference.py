@@ -186,7 +186,8 @@ def predict_split(
     counted = {name: values_N.numpy()[rows_N] for name, values_N in columns.items()}
     if split.is_multilabel:
         counted["labels"] = split.read_labels()[rows_N]
-    return Predictions(rows_N=rows_N, **counted), skipped
+    example_scores = {name: counted.pop(name) for name in metrics.EXAMPLE_SCORES}
+    return Predictions(rows_N=rows_N, example_scores=example_scores, **counted), skipped
 
 
 def keeps_all_logits(split: Split, num_classes: int) -> bool:
@@ -206,9 +207,9 @@ def prediction_columns(logits_BK: Tensor, labels: Tensor, *, has_scores: bool = 
         columns = {
             "ranks_N": metrics.label_ranks(part_BK, labels_B),
             "losses_N": metrics.example_losses(log_probabilities_BK, labels_B),
-            "briers_N": metrics.brier_scores(probabilities_BK, labels_B),
             "classes_NT": top_BT,
             "probabilities_NT": probabilities_BK.gather(1, top_BT),
+            **{name: score(probabilities_BK, labels_B) for name, score in metrics.EXAMPLE_SCORES.items()},
         }
         # In the order of the probabilities, which as float32 would be equal near 0 and 1
         parts.append(columns | ({"scores_NK": log_probabilities_BK.float()} if has_scores else {}))

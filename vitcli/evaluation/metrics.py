@@ -4,7 +4,8 @@ Letters: N examples, B batch, K classes, M labels of an example.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -118,6 +119,15 @@ def brier_scores(probabilities_BK: Tensor, labels: Tensor) -> Tensor:
     is_label_BM = labels_BM >= 0
     targets_BM = is_label_BM / is_label_BM.sum(dim=1, keepdim=True).clamp(min=1).double()
     return probabilities_BK.scatter_add(1, labels_BM.clamp(min=0), -targets_BM).square_().sum(dim=1)
+
+
+def scores_of(metrics: Any) -> dict[str, Any]:
+    """Return the scores of one of the dataclasses of metrics as a result has them, by their keys there."""
+    return {name: value for name, value in asdict(metrics).items() if name != "num_examples"}
+
+
+# Scores of an example, of its probabilities and labels, of which a result has the mean; by its key there.
+EXAMPLE_SCORES = {"brier": brier_scores}
 
 
 def metrics_of(ranks: Tensor | np.ndarray, losses: Tensor | np.ndarray) -> Metrics:

@@ -13,11 +13,11 @@ import torch
 
 from vitcli.data.split import Split
 from vitcli.data.task import Task
-from vitcli.errors import WeightsError
 from vitcli.evaluation.metrics import metrics_of
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.regression import target_of
 from vitcli.evaluation.statistics import SEED
+from vitcli.weights.io import damaged_metadata
 
 KEY = "several_labels"  # of the metadata of weights
 EVEN = 0.5  # the threshold of a class that no dev image has
@@ -57,11 +57,7 @@ def multilabel_of(metadata: Mapping[str, Any], num_classes: int) -> Multilabel |
                 about = (stored.get(key) for key in ("chosen_on", "fingerprint"))
                 chosen_on, fingerprint = (value if isinstance(value, str) else None for value in about)
                 return Multilabel(tuple(map(float, values)), chosen_on, fingerprint)
-    raise WeightsError(
-        "the stored thresholds of the classes are damaged",
-        where=f"metadata, {KEY}",
-        fix="use the weights as their run wrote them",
-    )
+    raise damaged_metadata(KEY, "the stored thresholds of the classes are damaged")
 
 
 def task_of(metadata: Mapping[str, Any], num_classes: int) -> Task:

@@ -6,9 +6,9 @@ Letters: N rows, K classes, T top classes kept, M labels of a row.
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from vitcli.evaluation.class_metrics import ClassScores, class_scores
 from vitcli.evaluation.statistics import Reliability, reliability
 from vitcli.output import atomic
 from vitcli.output.run_folder import PREDICTIONS
+
+if TYPE_CHECKING:  # it imports this module
+    from vitcli.evaluation.regression import NumberPredictions
 
 
 @dataclass(frozen=True)
@@ -28,22 +31,22 @@ class Predictions:
         labels: (N,) classes, or (N, M) filled up with -1 where rows have several.
         ranks_N: number of classes ranked above the label, see `metrics.label_ranks`; 0 is a top-1 hit.
         losses_N: softmax cross-entropy in nats.
-        briers_N: Brier scores, see `metrics.brier_scores`.
         classes_NT: the top classes in order; the lower number first among equal logits.
         probabilities_NT: their probabilities.
         scores_NK: log-probabilities of all classes, float32; None of several labels, or of too many numbers.
         logits_NK: all logits, float32, where rows have several labels and they are not too many.
+        example_scores: (N,) by key, see `metrics.EXAMPLE_SCORES`; {} of a file.
     """
 
     rows_N: np.ndarray
     labels: np.ndarray
     ranks_N: np.ndarray
     losses_N: np.ndarray
-    briers_N: np.ndarray
     classes_NT: np.ndarray
     probabilities_NT: np.ndarray
     scores_NK: np.ndarray | None = None
     logits_NK: np.ndarray | None = None
+    example_scores: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.rows_N)
@@ -70,6 +73,22 @@ class Predictions:
     @property
     def is_multilabel(self) -> bool:
         return self.labels.ndim == 2
+
+    def columns(self) -> dict[str, Any]:
+        """Return what a file has of each row, as arrays of pyarrow."""
+        import pyarrow as pa
+
+        labels, label_type = self.labels.tolist(), pa.int64()
+        if self.is_multilabel:
+            labels = [[label for label in row if label >= 0] for row in labels]
+            label_type = pa.list_(pa.int64())
+        return {
+            "label": pa.array(labels, label_type),
+            "rank": pa.array(self.ranks_N, pa.int64()),
+            "loss": pa.array(self.losses_N, pa.float64()),
+            "top_classes": pa.array(self.classes_NT.tolist(), pa.list_(pa.int64())),
+            "top_probabilities": pa.array(self.probabilities_NT.tolist(), pa.list_(pa.float64())),
+        }
 
 
 def scores_of_classes(predictions: Predictions) -> ClassScores | None:
@@ -138,38 +157,23 @@ class SavedPredictions:
 
 
 def write_predictions(
-    path: str, predictions: Predictions, rows_N: np.ndarray, places: list[str], about: dict[str, Any]
+    path: str,
+    predictions: "Predictions | NumberPredictions",
+    rows_N: np.ndarray,
+    places: list[str],
+    about: dict[str, Any],
 ) -> None:
     """Write a Parquet file; equal predictions give equal bytes with the same version of pyarrow.
 
     Args:
         rows_N: row of the data set of each prediction.
+        about: kept in the metadata of the file.
     """
     import pyarrow as pa
-
-    labels, label_type = predictions.labels.tolist(), pa.int64()
-    if predictions.is_multilabel:
-        labels = [[label for label in row if label >= 0] for row in labels]
-        label_type = pa.list_(pa.int64())
-    table = pa.table(
-        {
-            "row": pa.array(rows_N, pa.int64()),
-            "place": pa.array(places, pa.string()),
-            "label": pa.array(labels, label_type),
-            "rank": pa.array(predictions.ranks_N, pa.int64()),
-            "loss": pa.array(predictions.losses_N, pa.float64()),
-            "top_classes": pa.array(predictions.classes_NT.tolist(), pa.list_(pa.int64())),
-            "top_probabilities": pa.array(predictions.probabilities_NT.tolist(), pa.list_(pa.float64())),
-        }
-    )
-    write_table(path, table, about)
-
-
-def write_table(path: str, table: Any, about: dict[str, Any]) -> None:
-    """Write a pyarrow table with `about` in its metadata; equal tables give equal bytes."""
     import pyarrow.parquet as pq
 
-    table = table.replace_schema_metadata({KEY: json.dumps(about)})
+    columns = {"row": pa.array(rows_N, pa.int64()), "place": pa.array(places, pa.string())}
+    table = pa.table(columns | predictions.columns()).replace_schema_metadata({KEY: json.dumps(about)})
 
     def write(file: Path) -> None:
         with file.open("wb") as opened:  # pyarrow takes a name for an address, and expands a "~" in it
@@ -181,8 +185,7 @@ def write_table(path: str, table: Any, about: dict[str, Any]) -> None:
 def pooled(paths: Sequence[Path], rows: Sequence[np.ndarray]) -> Predictions:
     """Return the predictions of several files as those of one split, in its row order.
 
-    The files are of parts of it that have no row in common, by networks with the same classes. Brier scores,
-    which files do not have, are nan.
+    The files are of parts of it that have no row in common, by networks with the same classes.
 
     Args:
         rows: of each file, the row of the whole split for each row of its part.
@@ -207,7 +210,6 @@ def pooled(paths: Sequence[Path], rows: Sequence[np.ndarray]) -> Predictions:
         labels=np.array(labels, dtype=np.int64),
         ranks_N=columns["rank"].to_numpy().copy(),
         losses_N=columns["loss"].to_numpy().copy(),
-        briers_N=np.full(len(rows_N), np.nan),
         classes_NT=np.array(columns["top_classes"].to_pylist(), dtype=np.int64),
         probabilities_NT=np.array(columns["top_probabilities"].to_pylist(), dtype=np.float64),
     )
@@ -215,20 +217,23 @@ def pooled(paths: Sequence[Path], rows: Sequence[np.ndarray]) -> Predictions:
 
 def _table_of(path: Path) -> Any:
     """Return the table of a file that a run of this command has written, without its metadata."""
+    fix = f"delete {path.parent}, and run the same command again"
+    return _read_table(path, f"{path.name} is missing or damaged", fix=fix).replace_schema_metadata(None)
+
+
+def _read_table(path: Path, damaged: str, *, fix: str) -> Any:
+    """Return the COLUMNS of a file; DataError says that it is `damaged`, or not written by vit."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with atomic.open_regular(path) as file:
-            table = pq.read_table(file).replace_schema_metadata(None)
+            table = pq.read_table(file)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{path.name} is missing or damaged: {str(error).splitlines()[0][:120]}",
-            where=str(path),
-            fix=f"delete {path.parent}, and run the same command again",
-        ) from error
+        reason = str(error).splitlines()[0][:120]
+        raise DataError(f"{damaged}: {reason}", where=str(path), fix=fix) from error
     if not set(COLUMNS) <= set(table.column_names):
-        raise DataError(f"{path} holds no predictions of vit", where=str(path), fix="restore the file")
+        raise DataError(f"{path} holds no predictions of vit", where=str(path), fix=fix)
     return table.select(list(COLUMNS))
 
 
@@ -238,9 +243,6 @@ def read_predictions(path: str) -> SavedPredictions:
     Raises:
         DataError: the file is missing, damaged, or not written by vit.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     fix = "write one with vit evaluate --ckpt CKPT --dataset DATA --save-predictions FILE.parquet"
     if Path(path).is_dir():
         folder, path = path, str(Path(path) / PREDICTIONS)
@@ -249,14 +251,9 @@ def read_predictions(path: str) -> SavedPredictions:
             raise DataError(f"{folder} has no predictions", where="vit compare", fix=fix)
     if not Path(path).is_file():
         raise DataError(f"there is no file {path}", where="vit compare", fix=fix)
-    try:
-        with atomic.open_regular(Path(path)) as file:
-            table = pq.read_table(file)
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0][:120]
-        raise DataError(f"{path} is not a Parquet file, or damaged: {reason}", where=path, fix=fix) from error
+    table = _read_table(Path(path), f"{path} is not a Parquet file, or damaged", fix=fix)
     about = _about(table.schema.metadata or {})
-    if about is None or not set(COLUMNS) <= set(table.column_names):
+    if about is None:
         raise DataError(f"{path} holds no predictions of vit", where=path, fix=fix)
     labels = table["label"].to_pylist()
     return SavedPredictions(

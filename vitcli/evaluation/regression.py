@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from vitcli.data.loader import Batch
 from vitcli.data.split import LARGEST_NUMBER, Split
 from vitcli.data.transforms import Preprocessing
-from vitcli.errors import WeightsError
 from vitcli.evaluation import inference
 from vitcli.evaluation.inference import EvalSettings
-from vitcli.evaluation.predictions import write_table
 from vitcli.evaluation.statistics import SEED, TAILS
+from vitcli.weights.io import damaged_metadata
 
 KEY = "target"  # of the metadata of weights
 RESAMPLES, MOST_DRAWS = 2_000, 100_000_000  # of a bootstrap; of many rows there are fewer resamples
@@ -59,11 +58,7 @@ def target_of(metadata: Mapping[str, Any]) -> RegressionTarget | None:
         case {"name": str(name), "mean": int() | float() as mean, "std": int() | float() as std}:
             if abs(mean) <= LARGEST_NUMBER and 0 < std <= LARGEST_NUMBER:
                 return RegressionTarget(name, float(mean), float(std))
-    raise WeightsError(
-        "the stored scale of the predicted number is damaged",
-        where=f"metadata, {KEY}",
-        fix="use the weights as their run wrote them",
-    )
+    raise damaged_metadata(KEY, "the stored scale of the predicted number is damaged")
 
 
 @dataclass(frozen=True)
@@ -95,6 +90,10 @@ class NumberPredictions:
 
     def __len__(self) -> int:
         return len(self.rows_N)
+
+    def columns(self) -> dict[str, Any]:
+        """Return what a file has of each row."""
+        return {"target": self.targets_N, "prediction": self.values_N}
 
 
 def predict_numbers(
@@ -169,33 +168,8 @@ def intervals_of(predictions: NumberPredictions, *, seed: int = SEED) -> dict[st
     return {name: np.quantile(values_R, TAILS).tolist() for name, values_R in scores.items()}
 
 
-def scores_of(predictions: NumberPredictions) -> dict[str, float | None]:
-    """Return the errors as JSON has them."""
-    metrics = asdict(metrics_of(predictions))
-    return {name: value for name, value in metrics.items() if name != "num_examples"}
-
-
 def details_of(predictions: NumberPredictions) -> dict[str, Any]:
     """Return what was predicted, the error of always its mean in training, and intervals of the errors."""
     target = predictions.target
     of_mean = float(np.abs(predictions.targets_N - target.mean).mean())
     return {**target.as_metadata(), "mae_of_mean": of_mean, "intervals": intervals_of(predictions)}
-
-
-def write_numbers(
-    path: str, predictions: NumberPredictions, rows_N: np.ndarray, places: list[str], about: dict[str, Any]
-) -> None:
-    """Write a Parquet file of row, place, target and prediction; equal predictions give equal bytes.
-
-    Args:
-        rows_N: row of the data set of each prediction.
-    """
-    import pyarrow as pa
-
-    columns = {
-        "row": pa.array(rows_N, pa.int64()),
-        "place": pa.array(places, pa.string()),
-        "target": pa.array(predictions.targets_N, pa.float64()),
-        "prediction": pa.array(predictions.values_N, pa.float64()),
-    }
-    write_table(path, pa.table(columns), about)

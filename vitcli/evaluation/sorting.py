@@ -131,17 +131,13 @@ def _copy(source: str, target: Path) -> None:
             try:
                 os.link(temporary, target)
                 return
-            except FileExistsError:
-                if _are_equal(temporary, target):
-                    return
-                target = next(numbered)
-            except OSError:  # no hard links here
+            except OSError:  # the name is taken, or there are no hard links here
                 if not os.path.lexists(target):
                     os.rename(temporary, target)
                     return
-                if _are_equal(temporary, target):
-                    return
-                target = next(numbered)
+            if _are_equal(temporary, target):
+                return
+            target = next(numbered)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -14,6 +14,7 @@ NUM_RESAMPLES = 10_000
 ENOUGH_TO_RESAMPLE = 50  # images from which an interval is the bootstrap's
 SEED = 0
 TAILS = (0.025, 0.975)  # of a 95 % interval
+BINS = ("edges", "counts", "confidence", "accuracy")  # of a reliability diagram in a result
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,11 @@ class Reliability:
     @classmethod
     def of_json(cls, bins: dict[str, list]) -> "Reliability":
         """Return the bins of a result, see `as_json`."""
-        return cls(*(np.array(bins[key]) for key in ("edges", "counts", "confidence", "accuracy")))
+        return cls(*(np.array(bins[key]) for key in BINS))
 
     def as_json(self) -> dict[str, list]:
         """Return the bins as a result has them."""
-        return {
-            "edges": self.edges_M1.tolist(),
-            "counts": self.counts_M.tolist(),
-            "confidence": self.confidence_M.tolist(),
-            "accuracy": self.accuracy_M.tolist(),
-        }
+        return {key: values_M.tolist() for key, values_M in zip(BINS, vars(self).values(), strict=True)}
 
 
 def reliability(

@@ -13,9 +13,9 @@ from vitcli.data import dataset, demo, loader
 from vitcli.data.dataset import DataSet
 from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
+from vitcli.data.task import check_supports
 from vitcli.errors import DataError, VitError
-from vitcli.evaluation.multilabel import multilabel_of
-from vitcli.evaluation.regression import target_of
+from vitcli.evaluation.multilabel import task_of
 from vitcli.evaluation.setup import open_eval_split
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress
@@ -91,18 +91,10 @@ def open_labelled(dataset: str, split: str, weights: Weights) -> Split:
         VitError: the network has no accuracy: no head, several labels, or a number.
         DataError: the data cannot be read, have no labels, or other classes.
     """
-    arch = weights.architecture
-    kind = None
-    if not arch.num_classes:
-        kind = "no classifier"
-    elif target_of(weights.metadata):
-        kind = "a number instead of classes"
-    elif multilabel_of(weights.metadata, arch.num_classes):
-        kind = "several labels per image"
-    if kind:
-        raise VitError(
-            f"the gate compares accuracies; these weights have {kind}", where="--gate", fix="leave it out"
-        )
+    num_classes = weights.architecture.num_classes
+    if not num_classes:
+        raise VitError("weights without a head have no accuracy", where="--gate", fix="leave it out")
+    check_supports("--gate", task_of(weights.metadata, num_classes), name=weights.source, kind=VitError)
     recipe = RecipeRequest(shorthands={"model.ckpt": weights.source, "data.dataset": dataset}).load(
         command="evaluate"
     )

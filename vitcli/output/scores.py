@@ -1,6 +1,6 @@
 """Scores of runs and evaluations: rows of a terminal, cells of a card, headers and cells of a report.
 
-Label and format of each stand beside its key in `summaries.py`.
+Label and format of each stand beside its key in `summaries.py`, and where it is shown.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,11 +17,17 @@ SHOWN: dict[str, ScoreFormat] = {
     for shown in field.metadata
     if isinstance(shown, ScoreFormat)
 }
-# Rows in their order, those by which results of a kind are compared, and what stands in one row.
-ROWS = ("mean_ap", "f1_at_thresholds", "top1", "top5", "real_top1", "f1_macro", "mae", "rmse", "r2",
-        "patch_accuracy")  # fmt: skip
-CLASS_MEANS = ("precision_macro", "f1_macro", "auroc_macro", "aupr_macro")
-ERRORS = ("mae", "rmse", "r2")
+
+
+def keys_of(of: str) -> tuple[str, ...]:
+    """Return the keys of the scores of one kind, see `ScoreFormat.of`."""
+    return tuple(key for key, shown in SHOWN.items() if shown.of == of)
+
+
+ERRORS, OF_CLASSES, OF_MULTILABEL = map(keys_of, ("numbers", "classes", "multilabel"))
+ROWS = tuple(key for key in dict.fromkeys((*OF_MULTILABEL, *SHOWN)) if SHOWN[key].rows)
+IN_REPORT = tuple(key for key, shown in SHOWN.items() if shown.in_report)
+CLASS_MEANS = ("precision_macro", "f1_macro", "auroc_macro", "aupr_macro")  # of the row of F1
 MANY_CLASSES = 20  # of fewer, top-5 says little
 
 
@@ -68,12 +74,11 @@ def score_rows(result: Mapping[str, Any], keys: Iterable[str] = ROWS) -> list[Ro
 
 def first_score_rows(result: Mapping[str, Any]) -> list[Row]:
     """Return the rows of the scores by which results of this kind are compared."""
-    left_out = {"f1_macro", "rmse"}
+    left_out = {"top5"} if result.get("num_classes", 0) < MANY_CLASSES else set()
     if result.get("mean_ap") is not None:
-        left_out |= {"top1", "top5"}
-    elif result.get("num_classes", 0) < MANY_CLASSES:
-        left_out.add("top5")
-    return score_rows(result, [key for key in ROWS if key not in left_out])
+        left_out = {"top1", "top5"}
+    brief = (key for key in ROWS if SHOWN[key].rows == "brief")
+    return score_rows(result, [key for key in brief if key not in left_out])
 
 
 def _value(result: Mapping[str, Any], key: str) -> str:

@@ -57,17 +57,24 @@ class FileModel(BaseModel):
 
 @dataclass(frozen=True)
 class ScoreFormat:
-    """How a score is shown, wherever it is.
+    """How a score is shown, and where.
 
     Attributes:
         label: of its row or column.
         form: of the number; PERCENT of a fraction, which tables have without the sign.
+        of: what is scored: "labels" of images; "classes", the mean over them, where images have one label;
+            "multilabel", images with several; "real", ReaL labels; "numbers"; "patches"; or "all".
         detail: small print of its column: its unit, or what it is of.
+        rows: which results for a terminal have a row of it: "brief", all of them; "full" ones; "", none.
+        in_report: whether the table of evaluations in a report has a column of it.
     """
 
     label: str
     form: str = "{:.4g}"
+    of: str = "labels"
     detail: str = ""
+    rows: str = ""
+    in_report: bool = False
 
 
 PERCENT, DIGITS = "{:.2%}", "{:.4f}"
@@ -76,28 +83,43 @@ PERCENT, DIGITS = "{:.2%}", "{:.4f}"
 class Scores(FileModel):
     """Scores of one class or several labels per image, of numbers, and of masked patches."""
 
-    top1: Annotated[Fraction | None, ScoreFormat("top-1", PERCENT)] = None
-    top5: Annotated[Fraction | None, ScoreFormat("top-5", PERCENT)] = None
-    loss: Annotated[FiniteFloat | None, ScoreFormat("loss", DIGITS, "nats")] = None
-    balanced_accuracy: Annotated[Fraction | None, ScoreFormat("balanced", PERCENT)] = None
-    precision_macro: Annotated[Fraction | None, ScoreFormat("precision", PERCENT)] = None
-    recall_macro: Annotated[Fraction | None, ScoreFormat("recall", PERCENT)] = None
-    f1_macro: Annotated[Fraction | None, ScoreFormat("F1", PERCENT)] = None
-    precision_weighted: Annotated[Fraction | None, ScoreFormat("precision", PERCENT, "weighted")] = None
-    recall_weighted: Annotated[Fraction | None, ScoreFormat("recall", PERCENT, "weighted")] = None
-    f1_weighted: Annotated[Fraction | None, ScoreFormat("F1", PERCENT, "weighted")] = None
-    auroc_macro: Annotated[Fraction | None, ScoreFormat("AUROC", DIGITS)] = None
-    aupr_macro: Annotated[Fraction | None, ScoreFormat("AUPR", DIGITS)] = None
-    mean_ap: Annotated[Fraction | None, ScoreFormat("mAP", PERCENT)] = None
-    f1_at_thresholds: Annotated[Fraction | None, ScoreFormat("F1", PERCENT, "at thresholds")] = None
-    mae: Annotated[Amount | None, ScoreFormat("MAE")] = None
-    rmse: Annotated[Amount | None, ScoreFormat("RMSE")] = None
-    r2: Annotated[FiniteFloat | None, ScoreFormat("R2")] = None
-    patch_accuracy: Annotated[Fraction | None, ScoreFormat("patches", PERCENT)] = None
-    most_frequent_color: Annotated[Fraction | None, ScoreFormat("majority class", PERCENT)] = None
-    real_top1: Annotated[Fraction | None, ScoreFormat("ReaL", PERCENT)] = None
-    ece: Annotated[Fraction | None, ScoreFormat("ECE", PERCENT, "%")] = None
-    brier: Annotated[FiniteFloat | None, ScoreFormat("Brier", DIGITS)] = None
+    top1: Annotated[Fraction | None, ScoreFormat("top-1", PERCENT, rows="brief")] = None
+    top5: Annotated[Fraction | None, ScoreFormat("top-5", PERCENT, rows="brief", in_report=True)] = None
+    real_top1: Annotated[
+        Fraction | None, ScoreFormat("ReaL", PERCENT, "real", rows="brief", in_report=True)
+    ] = None
+    balanced_accuracy: Annotated[
+        Fraction | None, ScoreFormat("balanced", PERCENT, "classes", in_report=True)
+    ] = None
+    precision_macro: Annotated[Fraction | None, ScoreFormat("precision", PERCENT, "classes")] = None
+    recall_macro: Annotated[Fraction | None, ScoreFormat("recall", PERCENT, "classes")] = None
+    f1_macro: Annotated[
+        Fraction | None, ScoreFormat("F1", PERCENT, "classes", rows="full", in_report=True)
+    ] = None
+    precision_weighted: Annotated[
+        Fraction | None, ScoreFormat("precision", PERCENT, "classes", "weighted")
+    ] = None
+    recall_weighted: Annotated[Fraction | None, ScoreFormat("recall", PERCENT, "classes", "weighted")] = None
+    f1_weighted: Annotated[Fraction | None, ScoreFormat("F1", PERCENT, "classes", "weighted")] = None
+    auroc_macro: Annotated[Fraction | None, ScoreFormat("AUROC", DIGITS, "classes", in_report=True)] = None
+    aupr_macro: Annotated[Fraction | None, ScoreFormat("AUPR", DIGITS, "classes")] = None
+    mean_ap: Annotated[
+        Fraction | None, ScoreFormat("mAP", PERCENT, "multilabel", rows="brief", in_report=True)
+    ] = None
+    f1_at_thresholds: Annotated[
+        Fraction | None,
+        ScoreFormat("F1", PERCENT, "multilabel", "at thresholds", rows="brief", in_report=True),
+    ] = None
+    loss: Annotated[FiniteFloat | None, ScoreFormat("loss", DIGITS, "all", "nats", in_report=True)] = None
+    ece: Annotated[Fraction | None, ScoreFormat("ECE", PERCENT, detail="%", in_report=True)] = None
+    brier: Annotated[FiniteFloat | None, ScoreFormat("Brier", DIGITS, in_report=True)] = None
+    mae: Annotated[Amount | None, ScoreFormat("MAE", of="numbers", rows="brief")] = None
+    rmse: Annotated[Amount | None, ScoreFormat("RMSE", of="numbers", rows="full")] = None
+    r2: Annotated[FiniteFloat | None, ScoreFormat("R2", of="numbers", rows="brief")] = None
+    patch_accuracy: Annotated[Fraction | None, ScoreFormat("patches", PERCENT, "patches", rows="brief")] = (
+        None
+    )
+    most_frequent_color: Annotated[Fraction | None, ScoreFormat("majority class", PERCENT, "patches")] = None
 
     @property
     def are_errors(self) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitcli.data.vtab import NUM_TASKS
 from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark_best, number_cell
-from vitcli.output.scores import ERRORS, cell_of, header_of, interval_shown
+from vitcli.output.scores import ERRORS, IN_REPORT, cell_of, header_of, interval_shown
 from vitcli.output.summaries import LEAST_CALIBRATED, Evaluation, TrainingSummary, VtabSummary
 from vitcli.output.text import count_of, size_text
 from vitcli.report.costs import SETTINGS, settings_cells
@@ -31,10 +31,7 @@ NO_CALIBRATION = (
     f"Of fewer than {LEAST_CALIBRATED} images no reliability diagram is drawn: its bins would be chance."
 )
 INTERVAL = "Small print: the 95 % interval over the images"
-# Columns of evaluations after top-1, and what the caption says of some of them.
-OF_EVALUATIONS = ("top5", "real_top1", "balanced_accuracy", "f1_macro", "auroc_macro", "mean_ap",
-                  "f1_at_thresholds", "loss", "ece", "brier")  # fmt: skip
-EXPLAINED = {
+EXPLAINED = {  # by the caption of the evaluations, where they have it
     "f1_macro": " Balanced accuracy, F1 and AUROC are means over the classes.",
     "mean_ap": " Of several labels per image, mAP is the mean average precision.",
 }
@@ -260,12 +257,8 @@ def evaluations(collection: RunCollection, names: Names) -> list[Table]:
         if any(len([column for column in columns if row in column.cells]) > 1 for row in row_keys(columns)):
             tables = [crossed("evaluated", "Evaluated checkpoints", caption, columns)]
     # All numbers of each evaluation.
-    headers = (
-        Header("images"),
-        header_of("top1"),
-        Header("95 %", "interval"),
-        *map(header_of, OF_EVALUATIONS),
-    )
+    scores = (header_of("top1"), Header("95 %", "interval"), *map(header_of, IN_REPORT))
+    headers = (Header("images"), *scores)
     caption = (
         "All numbers of each evaluation, accuracies in %. ECE is the expected calibration error, the mean "
         "difference of confidence and accuracy. Brier is the squared distance of probabilities and label."
@@ -312,7 +305,7 @@ def _evaluation_row(record: EvaluationRecord, names: Names) -> Row:
         number_cell(summary.num_eval_examples, "{:,}"),
         cell_of(summary, "top1"),
         Cell(interval_shown(summary.intervals, "top1")),
-        *(cell_of(summary, key) for key in OF_EVALUATIONS),
+        *(cell_of(summary, key) for key in IN_REPORT),
     )
     return Row(_header_of_evaluation(record, names, f"{size_text(summary.resolution)} px"), cells)
 

@@ -256,9 +256,8 @@ def _calibration(record: EvaluationRecord, names: Names) -> Iterable[PageFigure]
 
 @lru_cache(maxsize=256)
 def _reliability(bins: str, label: str) -> str:
-    values = json.loads(bins)
-    arrays = (np.array(values[name]) for name in ("edges", "counts", "confidence", "accuracy"))
-    return _svg(figures.reliability_diagram(Reliability(*arrays), title=""), label, bins)
+    diagram = figures.reliability_diagram(Reliability.of_json(json.loads(bins)), title="")
+    return _svg(diagram, label, bins)
 
 
 def _confusion(results: Sequence[Predicted], section: str) -> Iterable[PageFigure]:

@@ -46,10 +46,8 @@ class Predicted:
     @property
     def weakest(self) -> str:
         """Return the classes of lowest accuracy in words; empty if there are too few to choose from."""
-        known = [(name, right / count, count) for name, (right, count) in self.by_class.items()]
-        known = [
-            (name, accuracy, count) for name, accuracy, count in known if count >= ENOUGH and accuracy < 1
-        ]
+        counts = ((name, right, count) for name, (right, count) in self.by_class.items())
+        known = [(name, right / n, n) for name, right, n in counts if n >= ENOUGH and right < n]
         lowest = sorted(known, key=lambda entry: entry[1])[:WEAKEST]
         return ", ".join(f"{name} {accuracy:.0%} of {count}" for name, accuracy, count in lowest)
 

@@ -18,7 +18,7 @@ from vitcli.distributed.runtime import peak_memory_gib
 from vitcli.evaluation import mistakes, multilabel
 from vitcli.evaluation.diagnosis import advice, findings, median_short_side
 from vitcli.evaluation.files import file_of, write_file
-from vitcli.evaluation.metrics import Metrics
+from vitcli.evaluation.metrics import Metrics, scores_of
 from vitcli.evaluation.multilabel import Multilabel, MultilabelMetrics
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.regression import NumberPredictions, intervals_of
@@ -60,8 +60,7 @@ def summarise(
             `details_of`, and of a run with a probe head what it delivers, see `Delivery.summary`.
     """
     recipe, images, eval_precision = job.recipe, job.plan.images_seen, job.recipe.precision.evaluation
-    run_scores = {name: value for name, value in asdict(metrics).items() if name != "num_examples"}
-    run_scores |= class_means
+    run_scores = scores_of(metrics) | class_means
     accuracies = {name: run_scores[name] for name in ("top1", "top5") if name in run_scores}
     is_cut_short = "diverged" in details
     intervals = {name: interval_of(value, metrics.num_examples) for name, value in accuracies.items()}

@@ -34,6 +34,12 @@ FEATURE_STATISTICS = "feature_statistics"  # in the metadata: means and covarian
 ONLY_IN_THE_FILE = (seen_images.KEY, FEATURE_STATISTICS)  # and not in config.json
 
 
+def damaged_metadata(key: str, what: str) -> WeightsError:
+    """Return the error for metadata of weights that are not as a run writes them."""
+    fix = "use the weights as their run wrote them"
+    return WeightsError(what, where=f"metadata, {key}", fix=fix)
+
+
 @dataclass(frozen=True)
 class Weights:
     """Tensors and everything known about them.

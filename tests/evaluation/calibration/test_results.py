@@ -37,7 +37,6 @@ def predictions() -> Predictions:
         labels=labels_N,
         ranks_N=(order_NK == labels_N[:, None]).argmax(axis=1),
         losses_N=-log_p_NK[np.arange(NUM_ROWS), labels_N],
-        briers_N=np.zeros(NUM_ROWS),
         classes_NT=order_NK,
         probabilities_NT=np.take_along_axis(np.exp(log_p_NK), order_NK, axis=1),
         scores_NK=log_p_NK,

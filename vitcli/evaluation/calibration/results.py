@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from vitcli.data.split import Split
-from vitcli.errors import WeightsError
 from vitcli.evaluation.calibration.prediction_sets import (
     LEVELS,
     SHOWN,
@@ -21,6 +20,7 @@ from vitcli.evaluation.calibration.scaling import Scaling, fitted_scaling
 from vitcli.evaluation.calibration.stored import KEY, Calibration
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.statistics import SEED, reliability
+from vitcli.weights.io import damaged_metadata
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +51,10 @@ def calibrated(
     if stored.statistics and stored.unlike and features_ND is not None:
         width = len(stored.statistics.covariance_DD)
         if features_ND.shape[1] != width:
-            raise WeightsError(
-                f"the stored statistics are of {width} features, and the network has {features_ND.shape[1]}",
-                where=f"metadata, {KEY}",
-                fix="use the weights as their run wrote them",
+            other = (
+                f"the stored statistics are of {width} features, and the network has {features_ND.shape[1]}"
             )
+            raise damaged_metadata(KEY, other)
         is_like_N = stored.unlike.of(stored.statistics, features_ND, probabilities_NK) <= stored.distance
     return CalibratedOutputs(probabilities_NK, sets_at(probabilities_NK, stored.sets[SHOWN]), is_like_N)
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from vitcli.errors import WeightsError
 from vitcli.evaluation.calibration.out_of_distribution import (
     MOST_NUMBERS,
     SHRINKAGES,
@@ -25,7 +24,7 @@ from vitcli.evaluation.calibration.out_of_distribution import (
 from vitcli.evaluation.calibration.prediction_sets import LEVELS
 from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.evaluation.calibration.selective import OperatingPoint
-from vitcli.weights.io import FEATURE_STATISTICS
+from vitcli.weights.io import FEATURE_STATISTICS, damaged_metadata
 
 KEY = "belief"  # of the metadata of weights
 
@@ -91,11 +90,7 @@ def calibration_of(metadata: Mapping[str, Any], num_classes: int) -> Calibration
     try:
         return _read(stored, metadata.get(FEATURE_STATISTICS), num_classes)
     except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
-        raise WeightsError(
-            f"the stored calibration is damaged: {error}",
-            where=f"metadata, {KEY}",
-            fix="use the weights as their run wrote them",
-        ) from error
+        raise damaged_metadata(KEY, f"the stored calibration is damaged: {error}") from error
 
 
 def _read(stored: Mapping[str, Any], packed: Mapping[str, Any] | None, num_classes: int) -> Calibration:

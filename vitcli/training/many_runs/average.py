@@ -23,7 +23,7 @@ from vitcli.distributed import peers
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.evaluation import inference
 from vitcli.evaluation.inference import EvalSettings
-from vitcli.evaluation.metrics import metrics_of
+from vitcli.evaluation.metrics import metrics_of, scores_of
 from vitcli.evaluation.predictions import Predictions, scores_of_classes, unique_names
 from vitcli.evaluation.setup import settings_of_run, starts_of
 from vitcli.evaluation.statistics import interval_of, mcnemar, paired_interval
@@ -458,9 +458,8 @@ class Averaging:
         task, first = self.task, self.task.runs[0]
         metrics = metrics_of(predictions.ranks_N, predictions.losses_N)
         record |= {"top1": metrics.top1, "mean_top1": mean(run.summary["top1"] for run in task.runs)}
-        scores = {name: value for name, value in asdict(metrics).items() if name != "num_examples"}
         by_class = scores_of_classes(predictions)
-        scores |= by_class.means() if by_class else {}
+        scores = scores_of(metrics) | (by_class.means() if by_class else {})
         summary = _summary_of(task, record, scores, metrics.num_examples, skipped)
         if self.folder:
             state = {name: tensor.cpu() for name, tensor in self.model.state_dict().items()}

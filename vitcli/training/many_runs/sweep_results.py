@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from vitcli.evaluation.assertions import OF_CLASSES
 from vitcli.evaluation.statistics import interval_of
 from vitcli.output.run_folder import slug
+from vitcli.output.scores import OF_CLASSES
 from vitcli.output.summaries import TrainingSummary
 from vitcli.output.text import count_of, first_few
 from vitcli.recipe.toml import toml_value

@@ -34,10 +34,6 @@ ANSWERS = {"classes": "probabilities", "several": "probabilities", "number": "nu
 MOST_BITS = 22  # of a weight below its point
 
 
-def _as_they_are(logits_BK: Tensor) -> Tensor:
-    return logits_BK
-
-
 @dataclass(frozen=True)
 class ProgramForm:
     """What a program takes and gives.
@@ -45,7 +41,7 @@ class ProgramForm:
     Attributes:
         preprocessing: of decoded images.
         kind: of the outputs: "classes", "several" labels, "number" or "features".
-        scaled: what calibration does to logits of classes before the softmax.
+        scaled: what calibration does to logits of classes before the softmax, if anything.
         mean, std: of the numbers of a regression.
         input: one of INPUTS.
         precision: one of PRECISIONS, of the network; inputs and outputs remain as they are.
@@ -53,7 +49,7 @@ class ProgramForm:
 
     preprocessing: Preprocessing
     kind: str
-    scaled: Callable[[Tensor], Tensor] = _as_they_are
+    scaled: Callable[[Tensor], Tensor] | None = None
     mean: float = 0.0
     std: float = 1.0
     input: str = INPUTS[0]
@@ -102,7 +98,8 @@ class FromImages(nn.Module):
         outputs = self.network(images_BCHW.to(self.dtype)).float()
         match self.form.kind:
             case "classes":
-                return outputs, torch.softmax(self.form.scaled(outputs), dim=-1)
+                scaled = self.form.scaled(outputs) if self.form.scaled else outputs
+                return outputs, torch.softmax(scaled, dim=-1)
             case "several":
                 return outputs, torch.sigmoid(outputs)
             case "number":
