@@ -204,9 +204,8 @@ def _fit_and_score(
     if l2 == "sweep" and not least_squares.has_others(labels_N, groups_N).any():
         l2 = least_squares.DEFAULT_L2
     strengths = SWEEP if l2 == "sweep" else (l2,)
-    solution = least_squares.solve(
+    solution = least_squares.solve_at_best_l2(
         features_ND, labels_N, num_classes=num_classes, l2=strengths, groups_N=groups_N, balance=balance
     )
-    which = least_squares.choose_l2(solution) if l2 == "sweep" else 0
-    accuracy_1 = least_squares.accuracies(solution, tests_TD, problem.test_labels_T, which=[which])
-    return float(accuracy_1[0]), strengths[which]
+    (accuracy,) = least_squares.accuracies(solution, tests_TD, problem.test_labels_T)
+    return float(accuracy), solution.l2[0]

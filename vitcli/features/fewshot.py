@@ -131,18 +131,22 @@ def _check_choices(recipe: Recipe, given: Collection[str], draws_file: str | Non
         )
 
 
-def open_splits(recipe: Recipe, starts: Sequence[Start] | None = None) -> tuple[Split, Split]:
+def open_splits(
+    recipe: Recipe, starts: Sequence[Start] | None = None, *, seed: int = 0, needed_by: str = "vit fewshot"
+) -> tuple[Split, Split]:
     """Open the training and the test split, of one label each.
 
     Args:
         starts: the checkpoints, if not those of the recipe: no image that they were trained on is cut as one
             to score on.
+        seed: of the cut.
+        needed_by: command or option, for errors.
     """
     before = partial(trained_on_by, starts or starts_of(recipe), quiet=True)
-    train, test = dataset.open_train_and_eval(recipe.data, seed=0, trained_before=before)
+    train, test = dataset.open_train_and_eval(recipe.data, seed=seed, trained_before=before)
     for split in (train, test):
         fix = "name a column of one label with data.label_column"
-        check_supports("vit fewshot", split.task, name=split.name, fix=fix)
+        check_supports(needed_by, split.task, name=split.name, fix=fix)
     return train, test
 
 

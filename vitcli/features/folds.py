@@ -3,7 +3,7 @@
 import numpy as np
 
 from vitcli.features.draws import SWEEP
-from vitcli.features.least_squares import DEFAULT_L2, Array, accuracies, choose_l2, has_others, solve
+from vitcli.features.least_squares import DEFAULT_L2, Array, accuracies, has_others, solve_at_best_l2
 
 
 def fold_accuracy(
@@ -27,10 +27,10 @@ def fold_accuracy(
     for fold in np.unique(folds_N):
         rest, held = np.flatnonzero(folds_N != fold), np.flatnonzero(folds_N == fold)
         groups = None if groups_N is None else groups_N[rest]
-        can_choose = has_others(labels_N[rest], groups).any()
-        l2 = SWEEP if can_choose else (DEFAULT_L2,)
-        solution = solve(features_ND[rest], labels_N[rest], num_classes=num_classes, l2=l2, groups_N=groups)
-        which = choose_l2(solution) if can_choose else 0
-        accuracy_1 = accuracies(solution, features_ND[held], labels_N[held], which=[which])
-        num_right += round(accuracy_1[0] * len(held))
+        l2 = SWEEP if has_others(labels_N[rest], groups).any() else (DEFAULT_L2,)
+        solution = solve_at_best_l2(
+            features_ND[rest], labels_N[rest], num_classes=num_classes, l2=l2, groups_N=groups
+        )
+        (accuracy,) = accuracies(solution, features_ND[held], labels_N[held])
+        num_right += round(accuracy * len(held))
     return num_right / len(labels_N)

@@ -41,7 +41,7 @@ from vitcli.evaluation.setup import RunSettings, read_checkpoint
 from vitcli.features.draws import SWEEP
 from vitcli.features.extract import FeatureExtractor, extract, open_extractor
 from vitcli.features.feature_store import open_cached
-from vitcli.features.least_squares import choose_l2, has_others, left_out_accuracies, left_out_scores, solve
+from vitcli.features.least_squares import has_others, left_out_accuracies, left_out_scores, solve_at_best_l2
 from vitcli.output import html
 from vitcli.output.atomic import check_out, write_text
 from vitcli.output.document import PageFigure
@@ -234,13 +234,13 @@ def find_suspects(
             fix="take data of two classes or more, and of several images in each",
         )
     # Exact left-out scores, of the rows whose class is known without them.
-    solution = solve(features_ND, labels_N, num_classes=num_classes, l2=STRENGTHS, groups_N=groups_N)
-    accuracy_L = left_out_accuracies(solution)
-    which = choose_l2(solution)
+    solution = solve_at_best_l2(
+        features_ND, labels_N, num_classes=num_classes, l2=STRENGTHS, groups_N=groups_N
+    )
     rows_N = np.flatnonzero(solution.is_scored_N)
-    scores_NK = left_out_scores(solution, which)[rows_N]
-    l2, top1 = solution.l2[which], float(accuracy_L[which])
-    return by_left_out_scores(rows_N, scores_NK, labels_N[rows_N], l2=l2, top1=top1)
+    scores_NK = left_out_scores(solution)[rows_N]
+    (top1,) = left_out_accuracies(solution).tolist()
+    return by_left_out_scores(rows_N, scores_NK, labels_N[rows_N], l2=solution.l2[0], top1=top1)
 
 
 def by_left_out_scores(

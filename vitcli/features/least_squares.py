@@ -278,6 +278,36 @@ def choose_l2(solution: Solution) -> int:
     return max(range(len(accuracy_L)), key=lambda i: (accuracy_L[i], solution.l2[i]))
 
 
+def solve_at_best_l2(
+    features_ND: Array,
+    labels_N: Array,
+    *,
+    num_classes: int,
+    l2: Sequence[float],
+    groups_N: np.ndarray | None,
+    balance: str = "none",
+) -> Solution:
+    """As `solve`, of one l2: that which `choose_l2` takes, or the only one."""
+    solution = solve(
+        features_ND, labels_N, num_classes=num_classes, l2=l2, groups_N=groups_N, balance=balance
+    )
+    which = choose_l2(solution) if len(l2) > 1 else 0
+    return replace(solution, l2=(solution.l2[which],))
+
+
+def as_layer(
+    solution: Solution, weights_EK: np.ndarray, *, scale: float, offset: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return weight (D, K) and bias (K,) of the layer whose logits are scale * scores + offset.
+
+    Args:
+        weights_EK: W of the closed form, which reads standardised features; the layer reads features.
+    """
+    weight_DK = scale * weights_EK[:-1] / solution.std_D[:, None]
+    moved_K = (solution.mean_D[:, None] * weight_DK).sum(axis=0)
+    return weight_DK, scale * BIAS * weights_EK[-1] + offset - moved_K
+
+
 def has_others(labels_N: np.ndarray, groups_N: np.ndarray | None) -> np.ndarray:
     """Return whether the class of each row has a row in another group, (N,) bool."""
     groups_N = np.arange(len(labels_N)) if groups_N is None else groups_N

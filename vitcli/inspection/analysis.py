@@ -127,17 +127,21 @@ def feature_colours(features_BND: Tensor) -> tuple[Tensor, Tensor]:
     return colours_M3.unflatten(0, features_BND.shape[:2]), fractions_3
 
 
-def attention_overlay(images_BHWC: Tensor, maps_Bhw: Tensor, *, full_at: float) -> Tensor:
+def attention_overlay(
+    images_BHWC: Tensor, maps_Bhw: Tensor, *, full_at: float, darkest: float = 0.0
+) -> Tensor:
     """Return images (B, H, W, C), uint8, darkened where their attention map is low (paper, section D.8).
 
     Args:
         maps_Bhw: attention by patch, enlarged bilinearly.
         full_at: quantile of a map from which on the image keeps its brightness; with 1 only the largest
             value does, and one patch that draws all attention leaves the rest dark.
+        darkest: fraction of the brightness that is kept where a map is 0.
     """
     full_B1 = maps_Bhw.flatten(1).double().quantile(full_at, dim=1, keepdim=True).clamp_min(1e-30)
-    maps_B1hw = (maps_Bhw / full_B1[:, :, None]).clamp_max(1)[:, None].float()
-    light_B1HW = F.interpolate(maps_B1hw, size=images_BHWC.shape[1:3], mode="bilinear", align_corners=False)
+    light_Bhw = darkest + (1 - darkest) * (maps_Bhw / full_B1[:, :, None]).clamp_max(1)
+    light_B1hw = light_Bhw[:, None].float()
+    light_B1HW = F.interpolate(light_B1hw, size=images_BHWC.shape[1:3], mode="bilinear", align_corners=False)
     return (images_BHWC * light_B1HW.permute(0, 2, 3, 1)).round().to(torch.uint8)
 
 

@@ -1,7 +1,7 @@
 """`vit predict --why`: the training images and the patches behind an answer, and the runner-up class.
 
     predict_why      answers as `vit predict`, each with its reasons, and the page
-    of_fewshot       a few-shot run: its network with the closed form of its first draw as head
+    _of_fewshot      a few-shot run: its network with the closed form of its first draw as head
     _of_training     a trained run: its network, and the closed form on the features of its training images
 
 Influences are those of the closed form (`features.influence`). In a few-shot run it is the answer's own head.
@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitcli.data import dataset
 from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
 from vitcli.data.task import check_supports
@@ -32,11 +31,12 @@ from vitcli.evaluation.calibration.scaling import softmax_scale
 from vitcli.evaluation.mistakes import places_of
 from vitcli.evaluation.multilabel import task_of
 from vitcli.evaluation.predict import PredictOptions
-from vitcli.evaluation.setup import LoadedNetwork, RunSettings, read_checkpoint, starts_of, trained_on_by
+from vitcli.evaluation.setup import LoadedNetwork, RunSettings, read_checkpoint
 from vitcli.features import forecast, least_squares
 from vitcli.features.draws import SWEEP, read_draws
 from vitcli.features.extract import FeatureExtractor, extract, open_extractor
 from vitcli.features.feature_store import open_cached
+from vitcli.features.fewshot import open_splits
 from vitcli.features.influence import influences
 from vitcli.features.least_squares import Solution
 from vitcli.inspection import why_page
@@ -49,7 +49,7 @@ from vitcli.output.text import count_of
 from vitcli.recipe import Recipe, check_names_ckpt
 from vitcli.recipe.request import RecipeRequest
 from vitcli.recipe.schema import Fewshot
-from vitcli.weights.io import read_description
+from vitcli.weights.io import Weights
 
 MOST_IMAGES = 50  # a page; each image takes as long as some dozen predictions
 NUM_REASONS = 3
@@ -89,17 +89,17 @@ def predict_why(
     split = _open_images(images, options)
     folder, of_run = _run_of(recipe)
     # What has no reasons is refused first: another name of the page would not help it.
-    is_fewshot = (folder / run_folder.DRAWS).is_file()
-    if is_fewshot:
-        _closed_form_of(of_run, folder)
+    if (folder / run_folder.DRAWS).is_file():
+        fewshot = _closed_form_of(of_run, folder)
+        load = partial(_of_fewshot, request, of_run, run, folder, fewshot)
     else:
-        _check_one_class(recipe, quiet=run.quiet)
+        weights = _weights_of_classes(recipe, quiet=run.quiet)
+        load = partial(_of_training, request, of_run, run, folder, recipe, weights)
     check_out(page, overwrite=run.overwrite, option="--why", suffixes=(PAGE,))
     predictions.check_output(run)
 
-    # The network that answers, loaded once, and the closed form on its features of the training images.
-    of_kind = of_fewshot if is_fewshot else _of_training
-    network, training = of_kind(request, of_run, run, folder)
+    # The network that answers, and the closed form on its features of the training images.
+    network, training = load()
     pixels: list[np.ndarray] = []  # (H, W, C) of each prediction
 
     def keep(row: int, prediction: dict[str, Any], image_CHW: np.ndarray) -> None:
@@ -153,30 +153,30 @@ def _closed_form_of(of_run: Recipe, folder: Path) -> Fewshot:
     return fewshot
 
 
-def _check_one_class(recipe: Recipe, *, quiet: bool) -> None:
-    """Refuse weights that predict numbers, several labels or nothing, by their description alone."""
-    info = read_description(recipe.model.ckpt, model_name=recipe.model.name, quiet=quiet)
-    num_classes = info.architecture.num_classes
+def _weights_of_classes(recipe: Recipe, *, quiet: bool) -> Weights:
+    """Read the weights; refuse those that predict numbers, several labels or nothing."""
+    weights = read_checkpoint(recipe, quiet=quiet)
+    num_classes = weights.architecture.num_classes
     if not num_classes:
         raise VitError("these weights have no classes", where=recipe.model.ckpt, fix="leave --why out")
-    check_supports("--why", task_of(info.metadata, num_classes), name=recipe.model.ckpt, kind=VitError)
+    check_supports("--why", task_of(weights.metadata, num_classes), name=recipe.model.ckpt, kind=VitError)
+    return weights
 
 
-def of_fewshot(
-    request: RecipeRequest, of_run: Recipe, run: RunSettings, folder: Path
+def _of_fewshot(
+    request: RecipeRequest, of_run: Recipe, run: RunSettings, folder: Path, fewshot: Fewshot
 ) -> tuple[LoadedNetwork, TrainingImages]:
     """Return the network of a few-shot run by its own recipe, with the closed form of its first draw as head.
 
     Of several numbers of shots the largest counts.
     """
-    fewshot = _closed_form_of(of_run, folder)
     places = {"model.ckpt": of_run.model.ckpt, "data.dataset": of_run.data.dataset}
     request = replace(
         request, name=str(folder / run_folder.RECIPE), shorthands={**request.shorthands, **places}
     )
     recipe = request.load(command="fewshot")
     weights = read_checkpoint(recipe, quiet=run.quiet)
-    train, _ = _open(recipe, seed=0)
+    train = _open(recipe, seed=0)
     names = train.readable_class_names
     draws = read_draws(str(folder / run_folder.DRAWS), train.read_labels(), list(names))
     seed, by_shots = min(draws.items())
@@ -194,13 +194,16 @@ def of_fewshot(
 
 
 def _of_training(
-    request: RecipeRequest, of_run: Recipe, run: RunSettings, folder: Path
+    request: RecipeRequest,
+    of_run: Recipe,
+    run: RunSettings,
+    folder: Path,
+    recipe: Recipe,
+    weights: Weights,
 ) -> tuple[LoadedNetwork, TrainingImages]:
     """Return the network of a run, and the closed form on its training images, up to `forecast.MOST_ROWS`."""
-    recipe = request.load()
-    weights = read_checkpoint(recipe, quiet=run.quiet)
     num_classes = weights.architecture.num_classes
-    train, _ = _open(of_run, seed=of_run.train.seed)
+    train = _open(of_run, seed=of_run.train.seed)
     if train.num_classes != num_classes or weights.class_names not in (None, train.class_names):
         raise DataError(
             f"{train.name} has other classes than these weights",
@@ -217,15 +220,13 @@ def _of_training(
     return extractor.network, TrainingImages(train, rows_N, solution, recipe.eval.layer, about)
 
 
-def _open(recipe: Recipe, *, seed: int) -> tuple[Split, Split]:
-    """Open the splits of a run, of one label each."""
-    before = partial(trained_on_by, starts_of(recipe), quiet=True)
-    train, test = dataset.open_train_and_eval(recipe.data, seed=seed, trained_before=before)
+def _open(recipe: Recipe, *, seed: int) -> Split:
+    """Open the training split of a run, of one label per image."""
+    train, _ = open_splits(recipe, seed=seed, needed_by="--why")
     if train.is_large:
         what = f"{train.name} has too many labels to read them first"
         raise VitError(what, where="--why", fix="leave --why out")
-    check_supports("--why", train.task, name=train.name, kind=VitError)
-    return train, test
+    return train
 
 
 def _fitted(
@@ -252,17 +253,15 @@ def _fitted(
             where="--why",
             fix="repeat vit fewshot with --shots 5, or more",
         )
-    strengths = SWEEP if l2 == "sweep" else (float(l2),)
-    solution = least_squares.solve(
+    solution = least_squares.solve_at_best_l2(
         features_ND,
         labels_N,
         num_classes=train.num_classes,
-        l2=strengths,
+        l2=SWEEP if l2 == "sweep" else (float(l2),),
         groups_N=groups_N,
         balance=balance,
     )
-    which = least_squares.choose_l2(solution) if l2 == "sweep" else 0
-    return rows_N, replace(solution, l2=(strengths[which],))
+    return rows_N, solution
 
 
 def put_head(model: nn.Module, solution: Solution, *, name: str) -> None:
@@ -289,9 +288,7 @@ def put_head(model: nn.Module, solution: Solution, *, name: str) -> None:
     counted_N = solution.is_scored_N
     left_out_NK = least_squares.left_out_scores(solution)
     scale = softmax_scale(left_out_NK[counted_N], solution.labels_N[counted_N])
-    matrix_EK = scale * solution.weights(0)
-    weight_DK = matrix_EK[:-1] / solution.std_D[:, None]
-    bias_K = least_squares.BIAS * matrix_EK[-1] - solution.mean_D @ weight_DK
+    weight_DK, bias_K = least_squares.as_layer(solution, solution.weights(0), scale=scale)
     layer = nn.Linear(*weight_DK.shape)
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(weight_DK.T))

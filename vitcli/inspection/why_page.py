@@ -128,7 +128,8 @@ def as_text(result: Mapping[str, Any], *, is_brief: bool | None = None) -> str:
 
 def overlay(image_HWC: np.ndarray, patches: Sequence[Sequence[float]]) -> np.ndarray:
     """Return the image (H, W, 3), uint8, darkened where a patch does not carry the answer."""
-    relevance_IJ = torch.tensor(patches, dtype=torch.float64).clamp_min(0)
-    full = relevance_IJ.quantile(FULL_AT).clamp_min(1e-30)
-    light_1IJ = DARKEST + (1 - DARKEST) * (relevance_IJ / full).clamp_max(1)[None]
-    return attention_overlay(torch.from_numpy(image_HWC)[None], light_1IJ, full_at=1.0)[0].numpy()
+    image_1HWC, relevance_1IJ = (
+        torch.from_numpy(image_HWC)[None],
+        torch.tensor([patches], dtype=torch.float64),
+    )
+    return attention_overlay(image_1HWC, relevance_1IJ, full_at=FULL_AT, darkest=DARKEST)[0].numpy()

@@ -13,7 +13,7 @@ N rows, D features, E = D + 1 inputs of the closed form, K classes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from vitcli.distributed.transfer import single_core_pool
 from vitcli.evaluation.calibration.scaling import DIGITS, LEAST_SCALE, MOST_SCALE, softmax_scale
 from vitcli.features import least_squares
 from vitcli.features.draws import SWEEP
-from vitcli.features.least_squares import BIAS, DEFAULT_L2, Solution, has_others
+from vitcli.features.least_squares import DEFAULT_L2, Solution, has_others
 
 STRENGTHS = SWEEP[::2]  # half of those that `vit fewshot` tries: as good, and half the time with many classes
 
@@ -67,7 +67,7 @@ def closed_form_head(
         balance: weights of rows by the size of their class, see `data.balance`.
     """
     can_leave_out = has_others(labels_N, groups_N).any()
-    solution = least_squares.solve(
+    solution = least_squares.solve_at_best_l2(
         features_ND,
         labels_N,
         num_classes=num_classes,
@@ -77,16 +77,13 @@ def closed_form_head(
     )
     temperature, offset, accuracy, left_out = 1.0, 0.0, None, None
     if can_leave_out:
-        which = least_squares.choose_l2(solution)
-        solution = replace(solution, l2=(solution.l2[which],))
         accuracy = float(least_squares.left_out_accuracies(solution)[0])
         is_scored_N = solution.is_scored_N
         scores_MK = least_squares.left_out_scores(solution)[is_scored_N]
         temperature, offset = calibration(scores_MK, labels_N[is_scored_N], loss=loss)
         left_out = (temperature * scores_MK + offset, labels_N[is_scored_N])
     weights_EK = _on_one_core(lambda: solve_at(solution, 0))
-    weight_DK = temperature * weights_EK[:-1] / solution.std_D[:, None]
-    bias_K = temperature * BIAS * weights_EK[-1] + offset - (solution.mean_D[:, None] * weight_DK).sum(axis=0)
+    weight_DK, bias_K = least_squares.as_layer(solution, weights_EK, scale=temperature, offset=offset)
     facts = {"l2": solution.l2[0], "temperature": temperature, "offset": offset}
     num_groups = None if groups_N is None else len(np.unique(groups_N))
     facts |= {"num_examples": len(labels_N), "num_groups": num_groups, "left_out_top1": accuracy}
