@@ -161,7 +161,7 @@ class Draw:
 
         from vitcli import load_model
         from vitcli.features import least_squares
-        from vitcli.features.draws import SWEEP
+        from vitcli.features.least_squares import SWEEP
 
         torch.set_num_threads(1)
         loaded = load_model(self.arguments.ckpt, image_size=self.res)

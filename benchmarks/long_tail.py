@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 
 from vitcli.data.dataset import DataSet
 from vitcli.features import least_squares
-from vitcli.features.draws import SWEEP
+from vitcli.features.least_squares import SWEEP
 
 
 def rows_that_stay(labels_N: np.ndarray, sizes: list[int], seed: int) -> np.ndarray:

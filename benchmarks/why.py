@@ -24,11 +24,9 @@ from safetensors.numpy import load_file
 from vitcli.data import dataset, loader
 from vitcli.data.transforms import preprocessing_of, to_model_range
 from vitcli.evaluation.setup import RunSettings
-from vitcli.features.influence import influences
-from vitcli.features.least_squares import draw_shots, solve
+from vitcli.features.least_squares import draw_shots, influences, solve
 from vitcli.inspection.analysis import patch_distances
-from vitcli.inspection.attention import attention_stats, probe_attention_layout
-from vitcli.inspection.relevance import patch_relevance
+from vitcli.inspection.attention import attention_stats, patch_relevance, probe_attention_layout
 from vitcli.inspection.why import NUM_REASONS, of_fewshot
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress

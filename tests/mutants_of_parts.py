@@ -91,7 +91,7 @@ OF_PARTS = {
             "rows_N",
         ),
     },
-    ("vitcli/features/folds.py", "tests/training/many_runs/test_folds.py"): {
+    ("vitcli/features/least_squares.py", "tests/training/many_runs/test_folds.py"): {
         "the l2 of folds knows no groups": (
             "groups = None if groups_N is None else groups_N[rest]",
             "groups = None",

@@ -123,10 +123,10 @@ OF_TRAINING = {
         "two arms have one folder": ("is_usable = len(set(names)) == len(names) and", "is_usable ="),
     },
     (
-        "vitcli/training/methods/time_limit.py",
+        "vitcli/training/methods/early_stopping.py",
         "tests/training/test_time_limit.py::test_a_run_scores_what_it_reports_on_and_what_it_chooses_by",
     ): {
-        "patience scores nothing at the end": ("num_final += num_choice if patience else 0", ""),
+        "patience scores nothing at the end": ("return len(job.splits.choice or ())", "return 0"),
     },
     (
         "vitcli/training/methods/calibrate.py",

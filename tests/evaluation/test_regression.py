@@ -29,7 +29,7 @@ from vitcli.evaluation.regression import (
     target_of,
 )
 from vitcli.output.run_folder import newest_checkpoint_step
-from vitcli.training.methods.regression import squared_error, target_of_split
+from vitcli.training.objective import squared_error, target_of_split
 
 REGRESSION = ("--set", "objective.loss=regression", "--set", "data.label_column=age")
 

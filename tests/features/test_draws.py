@@ -93,13 +93,13 @@ def test_the_sweep_never_looks_at_a_test_row_and_says_what_it_took(golden):
         problem.features_of(rows),
         problem.labels_N[rows],
         num_classes=ABOUT["classes"],
-        l2=features_draws.SWEEP,
+        l2=least_squares.SWEEP,
         groups_N=None,
     )
-    best = features_draws.SWEEP[least_squares.choose_l2(solution)]
+    best = least_squares.SWEEP[least_squares.choose_l2(solution)]
     assert found[5][0].chosen == best
     assert found[1][0].chosen == 1024.0  # no image can be left out
-    assert (features_draws.SWEEP[0], features_draws.SWEEP[-1], len(features_draws.SWEEP)) == (
+    assert (least_squares.SWEEP[0], least_squares.SWEEP[-1], len(least_squares.SWEEP)) == (
         2.0**-10,
         2.0**19,
         30,
@@ -199,8 +199,8 @@ def test_what_a_draw_chooses_is_chosen_by_leaving_its_groups_out(classifier, l2)
     if classifier == "knn":
         expected = classifiers.nearest_neighbours(*features, once, **about)[1]
     else:
-        solution = least_squares.solve(*features, l2=features_draws.SWEEP, **about)
-        expected = features_draws.SWEEP[least_squares.choose_l2(solution)]
+        solution = least_squares.solve(*features, l2=least_squares.SWEEP, **about)
+        expected = least_squares.SWEEP[least_squares.choose_l2(solution)]
     assert chosen(problem) == expected != chosen(replace(problem, groups_N=None))
 
 
@@ -339,7 +339,7 @@ def test_classes_far_apart_need_no_regularisation_and_noise_all_there_is(distanc
 
 
 def test_the_sweep_has_every_power_of_two_of_the_authors():
-    assert [np.log2(l2) for l2 in features_draws.SWEEP] == [*range(-10, 20)]
+    assert [np.log2(l2) for l2 in least_squares.SWEEP] == [*range(-10, 20)]
 
 
 def test_a_draw_that_is_named_twice_is_refused(tmp_path):

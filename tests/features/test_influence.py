@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from vitcli.data.balance import class_weights
-from vitcli.features.influence import influences
-from vitcli.features.least_squares import solve
+from vitcli.features.least_squares import influences, solve
 
 
 def scores_of_a_refit(inputs_NE, labels_N, root_N1, inputs_ME, l2, num_classes):

@@ -20,8 +20,12 @@ from vitcli.evaluation import setup
 from vitcli.evaluation.predict import PredictOptions
 from vitcli.features.least_squares import solve
 from vitcli.inspection import why
-from vitcli.inspection.attention import attention_layers, probe_attention_layout, record_attention
-from vitcli.inspection.relevance import patch_relevance
+from vitcli.inspection.attention import (
+    attention_layers,
+    patch_relevance,
+    probe_attention_layout,
+    record_attention,
+)
 from vitcli.inspection.why import put_head
 from vitcli.inspection.why_page import overlay
 from vitcli.models.build import TransformerOptions, architecture, build

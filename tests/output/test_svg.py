@@ -11,8 +11,7 @@ import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
-from vitcli.output.plots import STYLE
-from vitcli.output.svg import _for_page, to_svg
+from vitcli.output.plots import STYLE, _for_page, to_svg
 
 GOLDEN = Path(__file__).with_name("golden.svg")
 

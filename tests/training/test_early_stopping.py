@@ -20,7 +20,7 @@ from vitcli import recipe as recipes
 from vitcli.data.dataset import DataSet
 from vitcli.evaluation.metrics import Metrics
 from vitcli.training import loop, splits
-from vitcli.training.methods.early_stopping import BestWeights
+from vitcli.training.methods.early_stopping import EarlyStopping
 
 PATIENCE, STEPS = 2, 60
 KEYS = (f"train.patience={PATIENCE}", "eval.every=2", "train.save_every=2",
@@ -81,16 +81,16 @@ def test_a_run_ends_after_its_patience_with_its_best_weights_also_over_a_stop(
     assert run(*words, "--out", tmp_path / "stopped").code == 143
     # And again as soon as the evaluation that ends it is done, before the end is recorded.
     monkeypatch.setattr(loop, "seed_generators", seed_generators)
-    observe = BestWeights.observe
+    observe = EarlyStopping.observe
 
     def observe_and_stop(self, *arguments):
         observe(self, *arguments)
-        if self.is_over:
+        if self.reason_to_end:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(BestWeights, "observe", observe_and_stop)
+    monkeypatch.setattr(EarlyStopping, "observe", observe_and_stop)
     assert run(*words, "--out", tmp_path / "stopped").code == 143
-    monkeypatch.setattr(BestWeights, "observe", observe)
+    monkeypatch.setattr(EarlyStopping, "observe", observe)
     assert run(*words, "--out", tmp_path / "stopped").code == 0
     assert fingerprint(tmp_path / "stopped") == fingerprint(unbroken)
 
@@ -150,16 +150,20 @@ def test_patience_without_evaluations_is_refused():
     assert "train.patience counts evaluations" in " ".join(outcome.err.split())
 
 
+def with_patience(patience: int) -> EarlyStopping:
+    return EarlyStopping(SimpleNamespace(train=SimpleNamespace(patience=patience)))
+
+
 def test_an_evaluation_that_is_made_again_after_an_interruption_counts_once():
-    best = BestWeights(patience=2)
+    best = with_patience(2)
     weights = {"w": torch.zeros(1)}
     best.observe(10, Metrics(0.9, 1.0, 0.5, 40), weights)
     for step in (20, 20, 20):
         best.observe(step, Metrics(0.8, 1.0, 0.5, 40), weights)
-    assert (best.step, best.num_since, best.is_over) == (10, 1, False)
+    assert (best.step, best.num_since, best.reason_to_end) == (10, 1, "")
 
     best.observe(30, Metrics(0.9, 1.0, 0.5, 40), weights)  # as good is no better
-    assert best.is_over
+    assert best.reason_to_end == "no improvement in 2 evaluations"
 
 
 @pytest.mark.parametrize(
@@ -172,12 +176,12 @@ def test_an_evaluation_that_is_made_again_after_an_interruption_counts_once():
     ],
 )
 def test_the_best_is_that_of_the_highest_precision_or_accuracy_and_then_of_the_smallest_loss(scores, best):
-    kept = BestWeights(patience=2)
+    kept = with_patience(2)
     for step, score in enumerate(scores, start=1):
         kept.observe(step, SimpleNamespace(**score), {"w": torch.tensor(float(step))})
 
-    assert (kept.step, float(kept.tensors["w"])) == (best, best)
-    assert kept.num_since == len(scores) - best and not kept.is_over
+    assert (kept.step, float(kept.weights["w"])) == (best, best)
+    assert kept.num_since == len(scores) - best and not kept.reason_to_end
 
 
 @pytest.mark.parametrize(

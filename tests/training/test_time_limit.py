@@ -22,6 +22,7 @@ from vitcli.errors import VitError
 from vitcli.training import loop, schedule
 from vitcli.training.methods import time_limit
 from vitcli.training.methods.calibrate import CalibratedWeights
+from vitcli.training.methods.early_stopping import EarlyStopping
 from vitcli.training.methods.time_limit import Scoring, TimeLimit, scoring_of
 from vitcli.training.methods.wise_ft import WiseFineTuning
 from vitcli.training.splits import RunSplits
@@ -63,7 +64,7 @@ def simulated(limit_s, *, step_s, image_s=0.0, every=0, most_steps=10**6, begun=
         step += 1
         if every and step % every == 0 and step < total:
             clock.now += 100 * image_s
-            limit.scored(100, 100 * image_s)
+            limit.scored(100 * image_s)
         if is_due and step < total:
             total = limit.plan(step)
             plans.append(total)
@@ -133,7 +134,7 @@ def test_the_time_of_evaluations_is_not_that_of_steps():
             break
         if step == 3:
             clock.now += 40
-            limit.scored(10, 40)
+            limit.scored(40)
     assert step == time_limit.MEASURED_STEPS and limit._step_s == pytest.approx(1)
 
 
@@ -338,7 +339,7 @@ def test_a_stopped_run_follows_the_recorded_plan_to_the_same_bits(
     photos, tmp_path, monkeypatch, a_second_a_step, is_late, eval_every, planned_after
 ):
     monkeypatch.setattr(loop, "runs_ahead", lambda device: is_late)
-    monkeypatch.setattr(TimeLimit, "scored", lambda self, num_examples, seconds: None)
+    monkeypatch.setattr(TimeLimit, "scored", lambda self, seconds: None)
     words = (*SMALL, "--dataset", photos, "--epochs", "25", "--max-time", "20s", "--batch-size", 8)
     words += ("--set", "schedule.warmup=20%", "--set", "train.log_every=1", "--set", "train.save_every=3")
     words += ("--set", "train.keep_checkpoints=9", "--set", f"eval.every={eval_every}")
@@ -427,7 +428,8 @@ def test_a_run_scores_what_it_reports_on_and_what_it_chooses_by(head, patience, 
         eval=SimpleNamespace(every=50),
     )
     splits = RunSplits(range(1_000), range(100), range(20))
-    methods = (WiseFineTuning(recipe),) if head == "probe" else ()
+    methods = (EarlyStopping(recipe),) if patience else ()
+    methods += (WiseFineTuning(recipe),) if head == "probe" else ()
     job = SimpleNamespace(recipe=recipe, is_of_all_folds=False, splits=splits, methods=methods)
 
     assert time_limit.scoring_of(job) == Scoring(50, num_periodic, num_final)

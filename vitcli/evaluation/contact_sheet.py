@@ -6,7 +6,6 @@ to the threshold of its class; numbers have none and come as they were given.
 
 import heapq
 import math
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from vitcli import __version__
 from vitcli.evaluation.calibration import selective
 from vitcli.evaluation.calibration.prediction_sets import SHOWN
 from vitcli.evaluation.sorting import UNSURE
@@ -29,7 +27,6 @@ SIDE = 176  # pixels of an image
 BARS, SET_CLASSES, COUNTED_CLASSES = 3, 5, 30  # classes named of an image, of its prediction set, and of all
 NEAR = 0.1  # of its threshold a probability is doubtful
 TEMPLATE = Path(__file__).with_name("contact_sheet.html.j2")
-GENERATOR = '<meta name="generator" content="vit predict --out">'
 
 
 class ContactSheet:
@@ -82,12 +79,8 @@ def write(path: Path, result: Mapping[str, Any], rows: Sequence[int], sheet: Con
             *([f"{num_unreadable:,} not predicted"] if num_unreadable else []),
             f"{result['model']} ({result['ckpt']})",
         ],
-        notes=[
-            *([f"Files of other kinds, left out: {left_out}."] if left_out else []),
-            f"Made by vit {__version__} on {time.strftime('%Y-%m-%d %H:%M')}.",
-        ],
-        base=None,
-        generator=GENERATOR,
+        notes=[f"Files of other kinds, left out: {left_out}."] if left_out else [],
+        command="vit predict --out",
     )
     write_text(path, page)
 

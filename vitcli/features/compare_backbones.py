@@ -27,7 +27,6 @@ from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.setup import RunSettings, eval_settings, read_checkpoint, seen_by
 from vitcli.evaluation.statistics import interval_of, mcnemar
 from vitcli.features import compare_backbones_text
-from vitcli.features.draws import SWEEP
 from vitcli.features.extract import FeatureExtractor, open_extractor
 from vitcli.features.fewshot import open_splits
 from vitcli.features.layers import (
@@ -37,7 +36,7 @@ from vitcli.features.layers import (
     extract_layers,
     sampled_rows,
 )
-from vitcli.features.least_squares import Solution, has_others, left_out_hits, parts, solve
+from vitcli.features.least_squares import SWEEP, Solution, at_best_l2, has_others, left_out_hits, parts, solve
 from vitcli.models.blocks import LayerLayout, layout_of, reading
 from vitcli.models.flops import num_params
 from vitcli.models.kernels import dense_layers
@@ -475,10 +474,8 @@ def score_of(
 
 def left_out(features_ND: np.ndarray, problem: LeftOutProblem) -> tuple[float, np.ndarray]:
     """Return the l2 with the most rows right, the largest of equals, and which rows (N,) it has right."""
-    solution = fitted(features_ND, problem)
-    hits_NL = left_out_hits(solution)
-    best = max(range(len(solution.l2)), key=lambda i: (hits_NL[:, i].sum(), solution.l2[i]))
-    return solution.l2[best], hits_NL[:, best]
+    solution = at_best_l2(fitted(features_ND, problem))
+    return solution.l2[0], left_out_hits(solution)[:, 0]
 
 
 def fitted(features_ND: np.ndarray, problem: LeftOutProblem) -> Solution:

@@ -18,7 +18,6 @@ from vitcli.errors import DataError
 from vitcli.features import classifiers, least_squares
 from vitcli.io.files import parse_json, read_regular
 
-SWEEP = tuple(2.0**power for power in range(-10, 20))  # l2 of the authors' older configurations
 Draws = dict[int, dict[int, np.ndarray]]
 
 
@@ -203,9 +202,10 @@ def _fit_and_score(
         return float((predicted_T == problem.test_labels_T).mean()), chosen
     if l2 == "sweep" and not least_squares.has_others(labels_N, groups_N).any():
         l2 = least_squares.DEFAULT_L2
-    strengths = SWEEP if l2 == "sweep" else (l2,)
-    solution = least_squares.solve_at_best_l2(
+    strengths = least_squares.SWEEP if l2 == "sweep" else (l2,)
+    solution = least_squares.solve(
         features_ND, labels_N, num_classes=num_classes, l2=strengths, groups_N=groups_N, balance=balance
     )
+    solution = least_squares.at_best_l2(solution)
     (accuracy,) = least_squares.accuracies(solution, tests_TD, problem.test_labels_T)
     return float(accuracy), solution.l2[0]

@@ -17,7 +17,6 @@ The probabilities are of labels, wrong ones included: with 5 % of wrong labels a
 N rows, D features, K classes, M neighbours.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from vitcli import __version__
 from vitcli.data import dataset
 from vitcli.data.checks import check, findings
 from vitcli.data.checks.check import CheckOptions
@@ -38,10 +36,16 @@ from vitcli.errors import DataError, VitError
 from vitcli.evaluation.calibration.scaling import softmax_scale
 from vitcli.evaluation.mistakes import places_of, thumbnail_of
 from vitcli.evaluation.setup import RunSettings, read_checkpoint
-from vitcli.features.draws import SWEEP
 from vitcli.features.extract import FeatureExtractor, extract, open_extractor
 from vitcli.features.feature_store import open_cached
-from vitcli.features.least_squares import has_others, left_out_accuracies, left_out_scores, solve_at_best_l2
+from vitcli.features.least_squares import (
+    SWEEP,
+    at_best_l2,
+    has_others,
+    left_out_accuracies,
+    left_out_scores,
+    solve,
+)
 from vitcli.output import html
 from vitcli.output.atomic import check_out, write_text
 from vitcli.output.document import PageFigure
@@ -62,7 +66,6 @@ CSV, PAGE = ".csv", ".html"
 COLUMNS = (
     "named", "row", "place", "label", "probability", "other", "other_probability", "margin",
 )  # fmt: skip
-GENERATOR = '<meta name="generator" content="vit datasets check --labels">'
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,9 +237,8 @@ def find_suspects(
             fix="take data of two classes or more, and of several images in each",
         )
     # Exact left-out scores, of the rows whose class is known without them.
-    solution = solve_at_best_l2(
-        features_ND, labels_N, num_classes=num_classes, l2=STRENGTHS, groups_N=groups_N
-    )
+    solution = solve(features_ND, labels_N, num_classes=num_classes, l2=STRENGTHS, groups_N=groups_N)
+    solution = at_best_l2(solution)
     rows_N = np.flatnonzero(solution.is_scored_N)
     scores_NK = left_out_scores(solution)[rows_N]
     (top1,) = left_out_accuracies(solution).tolist()
@@ -355,7 +357,6 @@ def write_page(path: Path, split: Split, suspects: Mapping[str, Any]) -> None:
     notes = [
         f"Probabilities by leave-one-out of regularised least squares, l2 {suspects['l2']:g}.",
         f"{num_named - len(listed):,} more are in the .csv file." if num_named > len(listed) else "",
-        f"Made by vit {__version__} on {time.strftime('%Y-%m-%d %H:%M')}.",
     ]
     page = html.page(
         [],
@@ -363,8 +364,7 @@ def write_page(path: Path, split: Split, suspects: Mapping[str, Any]) -> None:
         title="Which labels are wrong?",
         summary=facts,
         notes=[note for note in notes if note],
-        base=None,
-        generator=GENERATOR,
+        command="vit datasets check --labels",
     )
     write_text(path, page)
 

@@ -29,7 +29,7 @@ leaves all formulas as they are; its score when it is left out is divided by sqr
 NumPy on purpose: with two threads on a busy machine torch's `eigh` of 769 columns took 0.3 to 12 s, NumPy's
 0.1 to 0.7 s.
 
-N rows, D features, E = D + 1 columns of X, R = min(N, E), K classes, L values of l2.
+N rows, M others, D features, E = D + 1 columns of X, R = min(N, E), K classes, L values of l2.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,6 +45,7 @@ from vitcli.errors import DataError, VitError
 STD_ADDED = 1e-5
 BIAS = 100.0  # so large that l2 hardly affects the weight of the bias
 DEFAULT_L2 = 1024.0
+SWEEP = tuple(2.0**power for power in range(-10, 20))  # l2 of the authors' older configurations
 CHUNK_VALUES = 2**24  # float64 values of the largest array while rows are scored: 128 MB
 
 Array = np.ndarray | Tensor
@@ -278,20 +279,9 @@ def choose_l2(solution: Solution) -> int:
     return max(range(len(accuracy_L)), key=lambda i: (accuracy_L[i], solution.l2[i]))
 
 
-def solve_at_best_l2(
-    features_ND: Array,
-    labels_N: Array,
-    *,
-    num_classes: int,
-    l2: Sequence[float],
-    groups_N: np.ndarray | None,
-    balance: str = "none",
-) -> Solution:
-    """As `solve`, of one l2: that which `choose_l2` takes, or the only one."""
-    solution = solve(
-        features_ND, labels_N, num_classes=num_classes, l2=l2, groups_N=groups_N, balance=balance
-    )
-    which = choose_l2(solution) if len(l2) > 1 else 0
+def at_best_l2(solution: Solution) -> Solution:
+    """Return the solution of one l2: that which `choose_l2` takes, or the only one."""
+    which = choose_l2(solution) if len(solution.l2) > 1 else 0
     return replace(solution, l2=(solution.l2[which],))
 
 
@@ -306,6 +296,63 @@ def as_layer(
     weight_DK = scale * weights_EK[:-1] / solution.std_D[:, None]
     moved_K = (solution.mean_D[:, None] * weight_DK).sum(axis=0)
     return weight_DK, scale * BIAS * weights_EK[-1] + offset - moved_K
+
+
+def fold_accuracy(
+    features_ND: Array,
+    labels_N: Array,
+    folds_N: np.ndarray,
+    *,
+    num_classes: int,
+    groups_N: np.ndarray | None,
+) -> float:
+    """Return the fraction of rows that are predicted right by a solution fitted to the other folds.
+
+    l2 is chosen within these by leaving rows out, or whole groups; where that cannot be, it is the default.
+
+    Args:
+        folds_N: of each row; no fold has all rows.
+        groups_N: of each row; None for groups of one row.
+    """
+    labels_N = np.asarray(labels_N)
+    num_right = 0
+    for fold in np.unique(folds_N):
+        rest, held = np.flatnonzero(folds_N != fold), np.flatnonzero(folds_N == fold)
+        groups = None if groups_N is None else groups_N[rest]
+        l2 = SWEEP if has_others(labels_N[rest], groups).any() else (DEFAULT_L2,)
+        solution = solve(features_ND[rest], labels_N[rest], num_classes=num_classes, l2=l2, groups_N=groups)
+        (accuracy,) = accuracies(at_best_l2(solution), features_ND[held], labels_N[held])
+        num_right += round(accuracy * len(held))
+    return num_right / len(labels_N)
+
+
+def influences(solution: Solution, inputs_ME: np.ndarray, of_MK: np.ndarray) -> np.ndarray:
+    """Return how much each training row adds to combinations of scores, (M, N) float64; of a group its part.
+
+    The scores of an image x are x W with W = A^-1 X'Y and A = X'X + l2 I. Without training row i the matrix
+    is W - A^-1 x_i (y_i - score_i), where score_i is what the others predict for row i (rank-one update of
+    A^-1, Sherman and Morrison). So the influence of the row, the scores of x less those without it, is
+
+        influence_i = (x' A^-1 x_i) (y_i - score_i)             x' A^-1 X' = x' X' G where N < E
+
+    Where score_i is without the whole group of the row, the influences of the rows of a group add up to that
+    of the group: the scores of x less those without all of them (the same update by several rows, Woodbury).
+
+    Args:
+        solution: of one l2.
+        inputs_ME: `solution.inputs` of M images to score.
+        of_MK: factors of the scores for each of them: 1 for a class and -1 for another one give their margin.
+    """
+    (l2,) = solution.l2
+    # x' A^-1 x_i, both forms from the same decomposition.
+    basis_ER = solution.vectors_RR if solution.is_tall else solution.inputs_NE.T @ solution.vectors_RR
+    left_MR = inputs_ME @ basis_ER
+    right_NR = solution.inputs_NE @ solution.vectors_RR if solution.is_tall else solution.vectors_RR
+    kernel_MN = (left_MR / (solution.eigenvalues_R + l2)) @ right_NR.T
+    # y_i - score_i: a row and its target have the root of the row's weight.
+    targets_NK = 2.0 * (solution.labels_N[:, None] == np.arange(solution.num_classes)) - 1
+    residuals_NK = (targets_NK - left_out_scores(solution)) * solution.root_weights_N1
+    return kernel_MN * (of_MK @ residuals_NK.T)
 
 
 def has_others(labels_N: np.ndarray, groups_N: np.ndarray | None) -> np.ndarray:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from vitcli import __version__
 from vitcli.inspection import analysis, figures
 from vitcli.inspection import text as inspection_text
 from vitcli.inspection.collect import Inspection
@@ -18,8 +17,8 @@ from vitcli.output import html as output_html
 from vitcli.output import plots
 from vitcli.output.atomic import replace_file, write_json, write_text
 from vitcli.output.document import PageFigure
+from vitcli.output.plots import to_svg
 from vitcli.output.result_folder import ResultFolder
-from vitcli.output.svg import to_svg
 from vitcli.weights.files import write_safetensors
 
 RESULT, ARRAYS, PAGE = "inspection.json", "arrays.safetensors", "inspection.html"
@@ -29,7 +28,6 @@ FOLDER = ResultFolder(
     result=RESULT,
     names=(RESULT, ARRAYS, PAGE, *(f"{name}.{end}" for name in FIGURES for end in plots.ENDINGS)),
 )
-GENERATOR = '<meta name="generator" content="vit inspect">'
 MOST_BY_LAYER = 4  # images in the figure of attention by layer
 BOTH = "both"  # key of a figure of two checkpoints
 DPI = 160  # of images inside the page
@@ -176,7 +174,5 @@ def _page(results: Sequence[Mapping[str, Any]], page_figures: Sequence[PageFigur
         page_figures,
         title=f"Inside {' and '.join(models)}",
         summary=inspection_text.facts(results),
-        notes=[f"Made by vit {__version__} on {time.strftime('%Y-%m-%d %H:%M')}."],
-        base=None,
-        generator=GENERATOR,
+        command="vit inspect",
     )

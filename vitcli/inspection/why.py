@@ -4,9 +4,9 @@
     _of_fewshot      a few-shot run: its network with the closed form of its first draw as head
     _of_training     a trained run: its network, and the closed form on the features of its training images
 
-Influences are those of the closed form (`features.influence`). In a few-shot run it is the answer's own head.
-A fine-tuned head has no closed form: there it is fitted to the features of the finished network, and what it
-answers itself is said. Patches are those of the network's own logits in both cases.
+Influences are those of the closed form (`least_squares.influences`). In a few-shot run it is the answer's own
+head. A fine-tuned head has no closed form: there it is fitted to the features of the finished network, and
+what it answers itself is said. Patches are those of the network's own logits in both cases.
 
 N training images, D features, E = D + 1, K classes, I x J patches.
 """
@@ -33,15 +33,13 @@ from vitcli.evaluation.multilabel import task_of
 from vitcli.evaluation.predict import PredictOptions
 from vitcli.evaluation.setup import LoadedNetwork, RunSettings, read_checkpoint
 from vitcli.features import forecast, least_squares
-from vitcli.features.draws import SWEEP, read_draws
+from vitcli.features.draws import read_draws
 from vitcli.features.extract import FeatureExtractor, extract, open_extractor
 from vitcli.features.feature_store import open_cached
 from vitcli.features.fewshot import open_splits
-from vitcli.features.influence import influences
-from vitcli.features.least_squares import Solution
+from vitcli.features.least_squares import SWEEP, Solution, influences
 from vitcli.inspection import why_page
-from vitcli.inspection.attention import AttentionLayout, probe_attention_layout
-from vitcli.inspection.relevance import patch_relevance
+from vitcli.inspection.attention import AttentionLayout, patch_relevance, probe_attention_layout
 from vitcli.models import features
 from vitcli.output import run_folder
 from vitcli.output.atomic import check_out
@@ -253,7 +251,7 @@ def _fitted(
             where="--why",
             fix="repeat vit fewshot with --shots 5, or more",
         )
-    solution = least_squares.solve_at_best_l2(
+    solution = least_squares.solve(
         features_ND,
         labels_N,
         num_classes=train.num_classes,
@@ -261,7 +259,7 @@ def _fitted(
         groups_N=groups_N,
         balance=balance,
     )
-    return rows_N, solution
+    return rows_N, least_squares.at_best_l2(solution)
 
 
 def put_head(model: nn.Module, solution: Solution, *, name: str) -> None:

@@ -3,7 +3,6 @@
 I x J patches.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitcli import __version__
 from vitcli.data.split import Split
 from vitcli.evaluation.mistakes import thumbnail_of
 from vitcli.evaluation.text import predictions_as_text
@@ -21,7 +19,6 @@ from vitcli.output.atomic import write_text
 from vitcli.output.document import PageFigure
 from vitcli.output.text import Verbatim, count_of, pairs, percent, short_names
 
-GENERATOR = '<meta name="generator" content="vit predict --why">'
 FULL_AT = 0.95  # quantile of the patches from which on the image keeps its brightness
 DARKEST = 0.15  # of the brightness, where a patch does not count
 CAPTION = (
@@ -56,10 +53,8 @@ def write(path: Path, result: Mapping[str, Any], split: Split, images: Sequence[
         notes=[
             "Influences are exact for the closed form on the features, "
             f"l2 {about['l2']:g}: the difference of two fits, with the standardisation of all images.",
-            f"Made by vit {__version__} on {time.strftime('%Y-%m-%d %H:%M')}.",
         ],
-        base=None,
-        generator=GENERATOR,
+        command="vit predict --why",
     )
     write_text(path, page)
 

@@ -4,6 +4,7 @@ import base64
 import html
 import io
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,11 +12,13 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vitcli import __version__
 from vitcli.output.document import PageFigure, Table
 from vitcli.output.text import plain
 
 if TYPE_CHECKING:  # a page of tables does without
     import numpy as np
+    from PIL.Image import Image
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 TEMPLATE, STYLE = (Path(__file__).with_name(name) for name in ("page.html.j2", "style.css"))
@@ -29,30 +32,37 @@ def page(
     title: str,
     summary: Sequence[str],
     notes: Sequence[str] = (),
-    base: Path | None,
+    base: Path | None = None,
     refresh_s: int | None = None,
-    generator: str,
+    command: str,
 ) -> str:
     """Return the whole file.
 
     Args:
         summary: contents of the page, a few words each.
-        notes: lines at the bottom, such as folders that were skipped.
+        notes: lines at the bottom, such as folders that were skipped; the last one says what made the page.
         base: folder the file is written to, where links to run folders start; None for no links.
         refresh_s: reload the page after this many seconds.
-        generator: element that distinguishes a page of this kind from other HTML files.
+        command: that makes it, such as "vit report".
     """
+    reloads = f", reloads every {refresh_s} s" if refresh_s else ""
+    made = f"Made by vit {__version__} on {time.strftime('%Y-%m-%d %H:%M')}{reloads}."
     return macros(TEMPLATE).page(
         sections=_sections(tables, figures),
         title=title,
         summary=summary,
-        notes=notes,
+        notes=[*notes, made],
         base=base,
         refresh_s=refresh_s,
-        generator=generator,
+        generator=generator(command),
         policy=POLICY,  # nothing is loaded, which it enforces
         style=STYLE.read_text(encoding="utf-8"),
     )
+
+
+def generator(command: str) -> str:
+    """Return the element that distinguishes a page of this command from other HTML files."""
+    return f'<meta name="generator" content="{command}">'
 
 
 def text(value: object) -> str:
@@ -147,6 +157,11 @@ def thumbnail(image_HWC: "np.ndarray", *, side: int = THUMBNAIL) -> str:
 
     image = Image.fromarray(image_HWC)
     image.thumbnail((side, side), Image.Resampling.BICUBIC)
+    return jpeg(image, quality=QUALITY)
+
+
+def jpeg(image: "Image", *, quality: int, subsampling: int = -1) -> str:
+    """Return a JPEG of an image in base64; both options are Pillow's."""
     file = io.BytesIO()
-    image.save(file, "JPEG", quality=QUALITY)
+    image.save(file, "JPEG", quality=quality, subsampling=subsampling)
     return base64.b64encode(file.getvalue()).decode("ascii")

@@ -1,5 +1,7 @@
-"""The style of all figures, and the one way to save them. Other packages draw; commands save."""
+"""The style of all figures, and the one way to save them, or to put them into a page. Other packages draw."""
 
+import io
+import re
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -7,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.typing import RcKeyType
 
@@ -68,3 +71,58 @@ def save(path: Path, figure: Figure) -> None:
     more = {"metadata": {"Date": None}} if ending == "svg" else {}
     with saving(path.name):
         replace_file(path, lambda file: figure.savefig(file, format=ending, **more))
+
+
+# Colours of our plots that follow the page's light or dark theme.
+THEME = {
+    "#000000": "currentColor",
+    "black": "currentColor",
+    "#444444": "currentColor",
+    "#e4e4e4": "var(--grid)",
+}
+
+
+def to_svg(figure: Figure, *, key: str, label: str, has_paper: bool = False, dpi: int = 100) -> str:
+    """Return an <svg> element without addresses of anything outside it.
+
+    Args:
+        key: prefix of the ids in it, unique on the page.
+        label: text alternative of the figure, escaped for an attribute.
+        has_paper: keep black text black, for a figure on a white background.
+        dpi: resolution of the images in it.
+    """
+    for axes in figure.axes:
+        for mesh in axes.collections:
+            if isinstance(mesh, QuadMesh):  # as an image: a colour bar would be 256 paths
+                mesh.set_rasterized(True)
+    text = io.StringIO()
+    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with saving(key), matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", transparent=not has_paper, dpi=dpi, metadata=no_metadata)
+    svg = text.getvalue()
+    return _for_page(svg[svg.index("<svg") :], key, label, has_paper)
+
+
+def _for_page(svg: str, key: str, label: str, has_paper: bool) -> str:
+    """Rewrite matplotlib's SVG for the body of a page (tests/output/golden.svg has an example)."""
+    head, _, body = svg.partition(">")
+    box = re.search(r'viewBox="[^"]*"', head).group()
+    width = float(re.search(r'width="([\d.]+)pt"', head).group(1))
+    # Style and fonts are the page's: a style sheet in here would apply to all of it.
+    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.DOTALL)
+    body = re.sub(r" font-family: [^;\"]*;?", "", body)
+    body = re.sub(r"font: [^;\"]*?([\d.]+px)[^;\"]*", r"font-size: \1", body)  # matplotlib before 3.10
+    # Save bytes: hundredths of a point, no rotation by zero, no space between elements.
+    body = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda m: re.sub(r"(\.\d\d)\d+", r"\1", m[0]), body)
+    body = re.sub(r' transform="rotate\(-0 [^"]*"', "", body)
+    body = re.sub(r">\s+<", "><", body)
+    body = re.sub(r"base64,[^\"]*", lambda m: re.sub(r"\s", "", m[0]), body)
+    # Keep the ids that are referred to, and make them unique on the page.
+    body = body.replace("xlink:href=", "href=")
+    referred = set(re.findall(r'(?:href="|url\()#([\w-]+)', body))
+    body = re.sub(r' id="([^"]*)"', lambda m: f' id="{key}-{m[1]}"' if m[1] in referred else "", body)
+    body = re.sub(r'(href="|url\()#', rf"\1#{key}-", body)
+    if not has_paper:
+        for ink, themed in THEME.items():
+            body = re.sub(rf"((?:fill|stroke): ){ink}\b", rf"\1{themed}", body)
+    return f'<svg {box} role="img" aria-label="{label}" style="max-width:{1.6 * width:.0f}px">{body}'

@@ -17,9 +17,8 @@ from vitcli.evaluation import figures
 from vitcli.evaluation.statistics import Reliability
 from vitcli.output import html as html_page
 from vitcli.output.document import PageFigure
-from vitcli.output.plots import COLORS, STYLE, percent_limits
+from vitcli.output.plots import COLORS, STYLE, percent_limits, to_svg
 from vitcli.output.summaries import ResultSummary
-from vitcli.output.svg import to_svg
 from vitcli.output.text import plain
 from vitcli.report.accuracy import has_calibration
 from vitcli.report.grouping import grouped, interval_of

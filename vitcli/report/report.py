@@ -31,7 +31,7 @@ FORMATS = ("text", *dict.fromkeys(ENDINGS.values()))
 REFRESH_S, REFRESH_IDLE_S = 5, 60  # while a run is in progress, and otherwise
 START_BYTES = 4096  # a report is recognised by its first bytes
 # They distinguish a report from other HTML and Markdown files.
-GENERATOR, MARK = '<meta name="generator" content="vit report">', "<!-- made by vit report -->"
+COMMAND, MARK = "vit report", "<!-- made by vit report -->"
 ORDER = {"progress": 0, "runs": 1}  # tables that a terminal shows first
 BEST = "* the best of its row or column, or what was chosen; accuracies in %"
 
@@ -203,21 +203,18 @@ def _as_markdown(report: Report, base: Path) -> str:
 
 def page(report: Report, *, base: Path | None) -> str:
     """Return the report as one HTML file; without `base` as a live page, which reloads and has no links."""
-    from vitcli import __version__
     from vitcli.report import figures  # loads matplotlib
 
     refresh_s = (REFRESH_S if report.collection.unfinished else REFRESH_IDLE_S) if base is None else None
-    reloads = f", reloads every {refresh_s} s" if refresh_s else ""
-    made_by = f"Made by vit {__version__} on {time.strftime('%Y-%m-%d %H:%M')}{reloads}."
     return html.page(
         report.tables,
         list(figures.figures_of(report.collection, report.names, report.predicted)),
         title=report.title,
         summary=report.facts,
-        notes=[made_by, *report.notes],
+        notes=report.notes,
         base=base,
         refresh_s=refresh_s,
-        generator=GENERATOR,
+        command=COMMAND,
     )
 
 
@@ -243,4 +240,4 @@ def is_report(path: Path) -> bool:
     except OSError:
         return False
     json_start = '{\n  "command": "report",'
-    return GENERATOR in start or start.startswith((MARK, ",".join(CSV_HEADER), json_start))
+    return html.generator(COMMAND) in start or start.startswith((MARK, ",".join(CSV_HEADER), json_start))

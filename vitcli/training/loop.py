@@ -248,7 +248,7 @@ class Journal:
                 progress.note(f"step {step}: {line}")
             self.state.is_evaluation_due = False
             if self.state.limit:
-                self.state.limit.scored(evaluation.num_periodic, time.perf_counter() - began_at)
+                self.state.limit.scored(time.perf_counter() - began_at)
         self.agree([])
 
     def agree(self, losses: list[float]) -> list[float]:
@@ -256,7 +256,7 @@ class Journal:
         runtime, saver = self.state.runtime, self.saver
         is_due = self.is_save_due or (saver is not None and saver.is_due())
         requests = [self.stop.signal == signal.SIGINT, self.stop.signal == signal.SIGTERM, is_due]
-        is_over = self.state.best is not None and self.state.best.is_over
+        is_over = self.state.reason_to_end != ""
         requests.append(self.is_plan_due or (is_over and self._has_last_plan))
         if runtime.world_size > 1:
             all_PN = runtime.gather(torch.tensor([*losses, *requests], dtype=torch.float64))

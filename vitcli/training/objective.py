@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from vitcli.data.split import Split
 from vitcli.distributed.transfer import constant
+from vitcli.errors import DataError
 from vitcli.evaluation import inference, regression
 from vitcli.evaluation import masked_patch as patch_evaluation
 from vitcli.evaluation.metrics import Metrics, PatchMetrics
@@ -22,10 +23,10 @@ from vitcli.evaluation.multilabel import MultilabelMetrics, multilabel_metrics
 from vitcli.evaluation.regression import RegressionMetrics, RegressionTarget
 from vitcli.models import masked_patch
 from vitcli.recipe.schema import Objective as ObjectiveSettings
-from vitcli.training.methods.regression import UNIT, squared_error, target_of_split
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits_BK, labels_B or labels_BM) -> scalar
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (model, images_BCHW, labels) -> scalar
+UNIT = RegressionTarget("number", 0.0, 1.0)  # of a regression where no image is read
 
 
 def supervised(loss: Loss, *, mixup: float, cutmix: float = 0.0) -> Objective:
@@ -233,3 +234,30 @@ def _patch_line(metrics: PatchMetrics) -> str:
         return f"loss {metrics.loss:.4f}"
     correct = f"{metrics.patch_accuracy:.2%} of the colours correct"
     return f"{correct} (majority class: {metrics.most_frequent_color:.2%}), loss {metrics.loss:.4f}"
+
+
+def target_of_split(train: Split) -> RegressionTarget:
+    """Return mean and standard deviation of the numbers of a training split.
+
+    Raises:
+        DataError: all numbers are equal, so that there is nothing to predict.
+    """
+    numbers = train.read_labels().tolist()
+    mean = math.fsum(numbers) / len(numbers)
+    std = math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / len(numbers))
+    (name,) = train.class_names
+    if not std > 1e-9 * abs(mean):
+        raise DataError(
+            f"all {len(numbers)} numbers to predict are {numbers[0]:g}",
+            where=f"{train.name}, column {name}",
+            fix="name a column whose numbers differ: --set data.label_column=NAME",
+        )
+    return RegressionTarget(name, mean, std)
+
+
+def squared_error(
+    model: nn.Module, images_BCHW: Tensor, numbers_B: Tensor, *, target: RegressionTarget
+) -> Tensor:
+    """Return the mean squared error of the standardised numbers: 1 for always the mean."""
+    outputs_B = model(images_BCHW)[:, 0].float()
+    return torch.mean((outputs_B - target.standardised(numbers_B).float()) ** 2)

@@ -3,9 +3,6 @@
 The rows, crops and draws are those of `vit finetune` with the same recipe and seed.
 """
 
-import base64
-import io
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -17,7 +14,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitcli import __version__
 from vitcli import recipe as recipes
 from vitcli.data import loader
 from vitcli.data.sampler import derive_seed
@@ -43,7 +39,6 @@ from vitcli.training.splits import RunData, check_labels, hold_out
 from vitcli.weights.io import read_description
 from vitcli.weights.names import FRESH
 
-GENERATOR = '<meta name="generator" content="vit datasets preview">'
 QUALITY = 92  # of JPEG: the pixels are to look at
 AUGMENTATION = (
     "train_crop", "crop_area", "flip", "randaugment", "trivialaugment", "random_erasing",
@@ -230,11 +225,9 @@ def _write_page(
         f"mean {', '.join(f'{value:g}' for value in data.mean)}",
         f"std {', '.join(f'{value:g}' for value in data.std)}",
     ]
-    made = f"Made by vit {__version__} on {time.strftime('%Y-%m-%d %H:%M')}."
     page = html.page(
-        [], figures, title="What does the network see?", summary=facts, notes=[made], base=None,
-        generator=GENERATOR,
-    )  # fmt: skip
+        [], figures, title="What does the network see?", summary=facts, command="vit datasets preview"
+    )
     write_text(out, page)
 
 
@@ -243,18 +236,12 @@ def _row(shown: Shown, short: Mapping[str, str]) -> html.ImageRow:
     first = html.CaptionedImage(
         html.thumbnail(whole), f"labelled {shown.label}", (shown.label, short[shown.place])
     )
-    pixels = (
-        html.CaptionedImage(_jpeg(image_HWC), f"pixels of {name}", (name,))
-        for name, image_HWC in shown.pixels.items()
-    )
+    pixels = []
+    for name, image_HWC in shown.pixels.items():
+        image = Image.fromarray(np.ascontiguousarray(image_HWC))
+        jpeg = html.jpeg(image, quality=QUALITY, subsampling=0)
+        pixels.append(html.CaptionedImage(jpeg, f"pixels of {name}", (name,)))
     return html.ImageRow(first, tuple(pixels))
-
-
-def _jpeg(image_HWC: np.ndarray) -> str:
-    """Return an image in base64 with all its pixels."""
-    file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(image_HWC)).save(file, "JPEG", quality=QUALITY, subsampling=0)
-    return base64.b64encode(file.getvalue()).decode("ascii")
 
 
 def as_text(result: dict[str, Any]) -> str:

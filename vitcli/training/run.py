@@ -24,12 +24,11 @@ from vitcli.output import run_folder
 from vitcli.output.atomic import TEMPORARY, read_json
 from vitcli.output.profile import StepProfiler, marked
 from vitcli.output.run_folder import RunFolder
-from vitcli.output.text import count_of, lines_of
+from vitcli.output.text import lines_of
 from vitcli.recipe import Recipe
 from vitcli.training import checkpoint, notes
 from vitcli.training.loop import LoopSettings, train
 from vitcli.training.methods import resolutions
-from vitcli.training.methods.early_stopping import BestWeights
 from vitcli.training.methods.imbalance import class_order, loss_weights
 from vitcli.training.methods.time_limit import TimeLimit, scoring_of
 from vitcli.training.objective import training_task
@@ -170,9 +169,8 @@ class TrainingRun:
             if not self.job.survives_divergence:
                 raise
             return {}, f"{error.message} ({error.where})"
-        choice, best = self.job.splits.choice, self.state.best
-        chosen_by = {"num_choice_examples": len(choice)} if choice else {}
-        return chosen_by | ({"best_step": best.step} if best else {}), ""
+        choice = self.job.splits.choice
+        return {"num_choice_examples": len(choice)} if choice else {}, ""
 
     def measure(self) -> dict[str, float]:
         """Return speed and memory of ten real steps, after the first ones; nothing is written."""
@@ -180,7 +178,7 @@ class TrainingRun:
         unmeasured = FIRST_STEPS_COMPILED if self.job.options.compile else FIRST_STEPS
         first = min(unmeasured, plan.total_steps - 1)
         last = min(first + MEASURED_STEPS, plan.total_steps)
-        state = build_state(self.job)
+        state = replace(build_state(self.job), methods=())
         try:
             for total_steps in (first, last):
                 state.elapsed_s = 0.0
@@ -226,14 +224,14 @@ class TrainingRun:
         if self._makes_plans:
             self._follow_recorded_plans()
         state.limit = self._time_limit()
-        state.best = BestWeights(self.recipe.train.patience) if self.recipe.train.patience else None
         resume(state, self.job, self.path, self.folder)
         return state
 
     @property
     def _makes_plans(self) -> bool:
         """Whether the run decides about its length while it runs."""
-        return self.recipe.schedule.max_minutes is not None or self.recipe.train.patience > 0
+        has_limit = self.recipe.schedule.max_minutes is not None
+        return has_limit or any(method.decides_by_evaluations for method in self.job.methods)
 
     def _write_plan(self) -> None:
         plan, earlier = self.job.plan, self.job.earlier_plans
@@ -293,29 +291,23 @@ class TrainingRun:
             state.limit.score_s = evaluation.seconds_per_image()
         while state.step < self.job.plan.total_steps:
             plan, until = self.job.part_at(state.step)
-            if not (state.best and state.best.is_over):  # as it is in a run that was stopped at its last step
+            if not state.reason_to_end:  # as there is in a run that was stopped at its last step
                 self._train_part(replace(self.job, plan=plan), until, state, evaluation, saver)
             if state.step < self.job.plan.total_steps and state.step != until:
                 self._plan_again(state)
-        if state.best:
-            if state.best.last_step != state.step:
-                evaluation.score_to_stop(state.step)
-            if saver:
-                saver.save(wait=True)
-            state.deliver(state.best.tensors)
-            self.job.progress.note(f"delivered: the weights of step {state.best.step}, the best evaluation")
+        if saver and state.reason_to_end:  # at a step that the loop did not know as the last one
+            saver.save(wait=True)
 
     def _plan_again(self, state: TrainingState) -> None:
         """Plan the steps that are left so that the run ends on time, and record that before the first one."""
         step, limit, before = state.step, state.limit, self.job.plan.total_steps
-        is_over = state.best is not None and state.best.is_over
-        total_steps = step if is_over else self.runtime.on_main(lambda: limit.plan(step))
+        reason = state.reason_to_end
+        total_steps = step if reason else self.runtime.on_main(lambda: limit.plan(step))
         self.job = self.job.replanned(step, total_steps)
         self.runtime.on_main(self._write_plan)
         self.job.progress.end()
-        if is_over:
-            since = count_of(state.best.patience, "evaluation")
-            self.job.progress.note(f"the run ends after step {step}: no improvement in {since}")
+        if reason:
+            self.job.progress.note(f"the run ends after step {step}: {reason}")
             return
         self.job.progress.note(limit.line(step, total_steps, before=before))
 

@@ -21,7 +21,6 @@ from vitcli.output.text import duration
 from vitcli.training import checkpoint
 from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.gradients import DdpSum, PairwiseSum, ShardedSum
-from vitcli.training.methods.early_stopping import BestWeights
 from vitcli.training.methods.method import Method
 from vitcli.training.methods.time_limit import TimeLimit
 from vitcli.training.optim import WeightAverage, build_optimizer, is_fused, unfuse
@@ -45,7 +44,6 @@ class TrainingState:
         skipped: names of the undecodable images that this process left out.
         is_evaluation_due: whether the evaluation after the current step has been interrupted.
         limit: the clock of a run with a time limit.
-        best: of a run that ends where it no longer improves, the weights of its best evaluation.
     """
 
     runtime: Runtime
@@ -61,13 +59,17 @@ class TrainingState:
     skipped: set[str] = field(default_factory=set)
     is_evaluation_due: bool = False
     limit: TimeLimit | None = None
-    best: BestWeights | None = None
 
     def broadcast_buffers(self) -> None:
         """Copy the first process's running statistics to all processes, since those are what is saved."""
         names = {name for name, _ in self.model.named_buffers()}
         states = [self.model.state_dict(), self.average.tensors if self.average else {}]
         self.runtime.broadcast(state[name] for state in states for name in sorted(names & state.keys()))
+
+    @property
+    def reason_to_end(self) -> str:
+        """Why a method ends the run after the current step; "" where none does."""
+        return next(filter(None, (method.reason_to_end for method in self.methods)), "")
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -97,7 +99,6 @@ class TrainingState:
             "fused": is_fused(self.optimizer),
             "evaluation_due": self.is_evaluation_due,
             **({"used_s": self.limit.used_s()} if self.limit else {}),
-            **({"best": self.best.state()} if self.best else {}),
         }
         for method in self.methods:
             state |= method.state()
@@ -105,8 +106,6 @@ class TrainingState:
             return None
         average = self.average.tensors if self.average else None
         tensors = checkpoint.copy_tensors(self.model, self.optimizer, average)
-        if self.best and self.best.tensors:
-            tensors["best"] = self.best.tensors
         for method in self.methods:
             tensors |= method.tensors()
         # Each process sees its own slices only, and all must agree to write.
@@ -198,8 +197,6 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
     state.step, state.elapsed_s = saved.step, saved.state["elapsed_s"]
     state.skipped = set(saved.state["skipped"])
     state.is_evaluation_due = saved.state["evaluation_due"]
-    if state.best:
-        state.best.restore(saved.tensors.get("best", {}), saved.state.get("best", {}), current)
     if state.limit:
         state.limit.used_before_s = saved.state.get("used_s", state.elapsed_s)
     job.progress.note(_resuming(state, job))

@@ -28,6 +28,7 @@ from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.output.summaries import Probe
 from vitcli.output.text import compute_text
+from vitcli.training.methods.method import periodic_split
 from vitcli.training.methods.partial import adapters_merged
 from vitcli.training.objective import TrainingTask, gives_several_labels
 from vitcli.training.setup import TrainingJob
@@ -59,11 +60,6 @@ class PeriodicEvaluation:
         self.job, self.state, self.task, self.run_dir = job, state, task, run_dir
         self.preprocessing = preprocessing_of(job.recipe.data)
         self.settings = settings_of_run(job.recipe, job.runtime, job.progress, workers=num_threads)
-
-    @property
-    def num_periodic(self) -> int:
-        """The images of an evaluation during training."""
-        return len(self.job.splits.choice if self.job.recipe.train.patience else self.job.splits.eval)
 
     def seconds_per_image(self) -> float:
         """Measure the time to score a few images of the held-out split, after a first batch.
@@ -97,19 +93,22 @@ class PeriodicEvaluation:
         """Run what is due after this step; yield a record for metrics.jsonl and a line for the terminal."""
         settings = self.job.recipe.eval
         if settings.every and step % settings.every == 0:
-            metrics = self.score_to_stop(step) if self.state.best else self.evaluate()[0]
+            metrics = self.score_periodic(step)
             yield {"eval": asdict(metrics)}, self.task.line(metrics)
         if settings.probe and settings.probe_every and step % settings.probe_every == 0:
             probe = self.few_shot_probe(step)
             compute = "" if probe["exaflops"] is None else f" at {compute_text(probe['exaflops'])}"
             yield {"probe": probe}, f"{probe['shots']}-shot {probe['dataset']} {probe['top1']:.2%}{compute}"
 
-    def score_to_stop(self, step: int) -> AnyMetrics:
-        """Score the images that decide about the end of the run, and keep the best weights."""
-        state = self.state
+    def score_periodic(self, step: int) -> AnyMetrics:
+        """Score the images of an evaluation during training, and let the methods decide by dev images."""
+        split, methods = periodic_split(self.state.methods, self.job.splits), self.state.methods
+        if split is self.job.splits.eval:
+            return self.evaluate()[0]
         with self.evaluated_model() as model:
-            metrics, _ = self.task.score(model, self.job.splits.choice, self.preprocessing, self.settings)
-        state.best.observe(step, metrics, state.weights)
+            metrics, _ = self.task.score(model, split, self.preprocessing, self.settings)
+        for method in methods:
+            method.observe(step, metrics, self.state.weights)
         return metrics
 
     def evaluate(self) -> tuple[AnyMetrics, list[str]]:

@@ -294,7 +294,6 @@ def test_five_folds_killed_ten_times_end_with_the_same_bits(objects, tmp_path):
 @pytest.mark.parametrize("has_groups", [False, True])
 def test_frozen_features_are_scored_with_the_l2_that_is_best_on_the_other_folds(has_groups):
     """Written out: for each fold every l2 is tried by really leaving each row, or each group, out."""
-    from vitcli.features import folds as features_folds
     from vitcli.features import least_squares
 
     rng = np.random.default_rng(11)  # the l2 with the most rows right is another one without groups
@@ -324,8 +323,8 @@ def test_frozen_features_are_scored_with_the_l2_that_is_best_on_the_other_folds(
         right += (predicted_rows(rest, held, strengths[best], rest) == labels[held]).sum()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(features_folds, "SWEEP", strengths)
-        found = features_folds.fold_accuracy(
+        patch.setattr(least_squares, "SWEEP", strengths)
+        found = least_squares.fold_accuracy(
             features, labels, folds, num_classes=3, groups_N=groups if has_groups else None
         )
     assert found == pytest.approx(right / 36)

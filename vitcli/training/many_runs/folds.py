@@ -27,7 +27,7 @@ from vitcli.evaluation import inference, predictions
 from vitcli.evaluation.metrics import Metrics, metrics_of
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.setup import settings_of_run
-from vitcli.features.folds import fold_accuracy
+from vitcli.features.least_squares import fold_accuracy
 from vitcli.output import run_folder
 from vitcli.output.run_folder import FOLDS, PREDICTIONS, REPEATS
 from vitcli.output.summaries import FoldScores, FoldsSummary, FrozenScores, TrainingSummary

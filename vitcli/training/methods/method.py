@@ -4,16 +4,19 @@
     network            built, and then in its place: on its device, or in slices
     checkpoint         what is stored beside weights and optimizer, and restored
     before the steps   of a resumed run, too
+    evaluation         during training; of the dev split, where a method decides by it
     after the steps    which weights are delivered; keys of the summary
     results            after the final evaluation; what is stored with the weights
 
-No moment is between two steps: the order of events there is read in `loop.train`.
+No other moment is between two steps: the order of events there is read in `loop.train`.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
+from vitcli.data.split import Split
 from vitcli.evaluation.predictions import Predictions
 from vitcli.recipe import Recipe
 from vitcli.training.checkpoint import Checkpoint
@@ -33,10 +36,14 @@ class Method:
     Attributes:
         feature_passes: how often each training image is read besides in steps.
         survives_divergence: whether something is delivered if training diverges.
+        decides_by_evaluations: whether evaluations during training are of the dev split, for it to observe.
+        reason_to_end: why the run is to end after its current step, or "".
     """
 
     feature_passes: ClassVar[int] = 0
     survives_divergence: ClassVar[bool] = False
+    decides_by_evaluations: ClassVar[bool] = False
+    reason_to_end: str = ""
 
     def __init__(self, recipe: Recipe):
         self.recipe = recipe
@@ -77,6 +84,9 @@ class Method:
     def before_steps(self, run: "TrainingRun") -> None:
         """Begin with the network of step 0, or of the checkpoint that a run resumes from."""
 
+    def observe(self, step: int, metrics: Any, weights: dict[str, Tensor]) -> None:
+        """Take an evaluation of the dev split during training, and the weights that it is of."""
+
     def after_steps(self, run: "TrainingRun", diverged: str) -> Keys:
         """Leave the weights to deliver in the network; return keys of the summary.
 
@@ -93,3 +103,8 @@ class Method:
             summary: keys of all methods from `after_steps`.
         """
         return {}, {}
+
+
+def periodic_split(methods: Iterable[Method], splits: RunSplits) -> Split:
+    """Return the images of an evaluation during training."""
+    return splits.choice if any(method.decides_by_evaluations for method in methods) else splits.eval

@@ -23,8 +23,7 @@ from torch import Tensor
 from vitcli.distributed.transfer import single_core_pool
 from vitcli.evaluation.calibration.scaling import DIGITS, LEAST_SCALE, MOST_SCALE, softmax_scale
 from vitcli.features import least_squares
-from vitcli.features.draws import SWEEP
-from vitcli.features.least_squares import DEFAULT_L2, Solution, has_others
+from vitcli.features.least_squares import DEFAULT_L2, SWEEP, Solution, has_others
 
 STRENGTHS = SWEEP[::2]  # half of those that `vit fewshot` tries: as good, and half the time with many classes
 
@@ -67,7 +66,7 @@ def closed_form_head(
         balance: weights of rows by the size of their class, see `data.balance`.
     """
     can_leave_out = has_others(labels_N, groups_N).any()
-    solution = least_squares.solve_at_best_l2(
+    solution = least_squares.solve(
         features_ND,
         labels_N,
         num_classes=num_classes,
@@ -77,6 +76,7 @@ def closed_form_head(
     )
     temperature, offset, accuracy, left_out = 1.0, 0.0, None, None
     if can_leave_out:
+        solution = least_squares.at_best_l2(solution)
         accuracy = float(least_squares.left_out_accuracies(solution)[0])
         is_scored_N = solution.is_scored_N
         scores_MK = least_squares.left_out_scores(solution)[is_scored_N]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from vitcli.errors import VitError
 from vitcli.output.text import count_of, duration
+from vitcli.training.methods.method import periodic_split
 from vitcli.training.setup import TrainingJob
 
 MEASURED_STEPS = 6  # before the first plan, after one that is slow
@@ -43,16 +44,14 @@ class Scoring:
 def scoring_of(job: TrainingJob) -> Scoring:
     """Return the images that a run scores.
 
-    At its end these are the images to report on, those of a few-shot probe, what the methods of the run pass
-    through the network, and for a run with patience, which may end between two evaluations, the dev split.
+    At its end these are the images to report on, those of a few-shot probe, and what the methods of the run
+    pass through the network.
     """
-    splits, patience = job.splits, job.recipe.train.patience
-    num_choice = len(splits.choice or ())
-    num_periodic = num_choice if patience else len(splits.eval)
+    splits = job.splits
+    num_periodic = len(periodic_split(job.methods, splits))
     num_final = sum(method.num_scored(job) for method in job.methods)
     num_final += 0 if job.is_of_all_folds else len(splits.eval)
     num_final += len(splits.probe[1]) if splits.probe else 0
-    num_final += num_choice if patience else 0
     return Scoring(job.recipe.eval.every, num_periodic, num_final)
 
 
@@ -106,9 +105,9 @@ class TimeLimit:
         self._first: tuple[int, float] | None = None
         self._scored_s = 0.0
 
-    def scored(self, num_examples: int, seconds: float) -> None:
-        """Take the time of an evaluation."""
-        self.score_s = seconds / num_examples
+    def scored(self, seconds: float) -> None:
+        """Take the time of an evaluation during training."""
+        self.score_s = seconds / self.scoring.num_periodic
         self._scored_s += seconds
 
     def misses(self, step: int, total_steps: int) -> bool:
