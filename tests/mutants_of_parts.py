@@ -5,8 +5,8 @@ OF_PARTS = {
     # Images of a group are left out together.
     ("vitcli/training/methods/initial_head.py", "tests/training/methods/test_groups_left_out.py"): {
         "a probe head knows no groups": (
-            "return self.features_ND, self.labels_N, self.groups_N",
-            "return self.features_ND, self.labels_N, None",
+            "fitted(rows.features_ND, rows.labels_N, rows.groups_N)",
+            "fitted(rows.features_ND, rows.labels_N, None)",
         ),
     },
     ("vitcli/training/methods/calibrate.py", "tests/training/methods/test_groups_left_out.py"): {

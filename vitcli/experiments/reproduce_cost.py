@@ -29,8 +29,11 @@ def plan(
     row: PaperRow, recipes: Mapping[str, Recipe], options: RunOptions, finetune: Finetune
 ) -> dict[str, Any]:
     """Return the cost of a protocol by its recipes, and its time if ten steps can be measured here."""
-    # Images and compute follow from the recipes; unknown if one of them is.
-    recipes = {task: _with_known_pixels(recipe) for task, recipe in recipes.items()}
+    # Images and compute follow from the recipes, with the pixels that weights on this machine state.
+    recipes = {
+        task: recipe if _missing_weights(recipe.model.ckpt) else settle_pixels(recipe, "finetune")
+        for task, recipe in recipes.items()
+    }
     costs = [_cost(row.model, recipe) for recipe in recipes.values()]
     first = next(iter(recipes.values()), None)
     is_known = all(cost["exaflops"] is not None for cost in costs)
@@ -62,11 +65,6 @@ def plan(
         "not_measured": not_measured,
         "recipe": to_toml(first) if first else None,
     }
-
-
-def _with_known_pixels(recipe: Recipe) -> Recipe:
-    """Return the recipe with the pixels that its weights state, if these are on this machine."""
-    return recipe if _missing_weights(recipe.model.ckpt) else settle_pixels(recipe, "finetune")
 
 
 def _cost(model: str, recipe: Recipe) -> dict[str, Any]:

@@ -21,8 +21,8 @@ FILES = (PLAN, run_folder.SUMMARY, "table.md", "table.csv", STUDY)
 
 def owned(folder: Path) -> OwnedFolder:
     """Return the folder of a study, with the names of everything that `vit study` writes."""
-    names = {"files": FILES, "folders": (CELLS, FIGURES), "marker": STUDY}
-    return OwnedFolder(folder, "study", lock=".vit-study.lock", **names)
+    folders = (CELLS, FIGURES)
+    return OwnedFolder(folder, "study", lock=".vit-study.lock", files=FILES, folders=folders, marker=STUDY)
 
 
 def claim(held: ExitStack, folder: Path, study: Study, *, overwrite: bool) -> None:

@@ -4,6 +4,7 @@ Not merged with `study`, which loads no torch so that mistakes are reported at o
 """
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,6 @@ def work_of(study: Study, options: RunOptions) -> StudyActions:
                 streaming=keys.get("data.streaming", False),
             )
 
-    def settle(recipe: Recipe) -> Recipe:
-        return settle_pixels(recipe, study.command)
-
     def plan(recipe: Recipe) -> dict[str, Any]:
         return train(recipe, replace(options, dry_run=True, quiet=True))
 
@@ -62,7 +60,10 @@ def work_of(study: Study, options: RunOptions) -> StudyActions:
         result = fewshot(request, settings, draws_file=None, arguments=options.arguments)
         return result["shots"][str(score.shots)]["mean"] if result else None
 
-    def train_in(recipe: Recipe, out: Path) -> dict[str, Any]:
-        return train(recipe, replace(options, out=out))
-
-    return StudyActions(check, settle, plan, train_in, scored)
+    return StudyActions(
+        check=check,
+        settle=partial(settle_pixels, command=study.command),
+        plan=plan,
+        train=lambda recipe, out: train(recipe, replace(options, out=out)),
+        score=scored,
+    )

@@ -19,7 +19,7 @@ from vitcli.data.image_cache import ImageCache
 from vitcli.data.loader import Batch
 from vitcli.data.sources import layouts
 from vitcli.data.split import Split
-from vitcli.data.transforms import Preprocessing, as_data_keys
+from vitcli.data.transforms import as_data_keys
 from vitcli.errors import DataError, Stopped
 from vitcli.evaluation.inference import EvalSettings, outputs_of, report_progress
 from vitcli.evaluation.setup import LoadedNetwork, RunSettings, eval_settings, load_network
@@ -111,7 +111,9 @@ def open_extractor(
     """Join the run's processes, unless it has `settings`, and load the network onto the device."""
     network = load_network(weights, recipe, request, settings or eval_settings(recipe, run), needs_head=False)
     features.check_layer(network.model, recipe.eval.layer)
-    return FeatureExtractor(_with_preprocessing(recipe, network.preprocessing), network)
+    # With the preprocessing that is used, so that the same recipe repeats it.
+    data = recipe.data.model_copy(update=as_data_keys(network.preprocessing))
+    return FeatureExtractor(recipe.model_copy(update={"data": data}), network)
 
 
 def extract(
@@ -155,12 +157,6 @@ def extract(
         skipped = sorted(runtime.union(set(skipped)))
     num_computed = len(missing_N) - len(skipped)
     return ExtractedFeatures(store, len(rows_N) - len(missing_N), num_computed, skipped)
-
-
-def _with_preprocessing(recipe: Recipe, preprocessing: Preprocessing) -> Recipe:
-    """Return the recipe with the preprocessing that is used, so that the same recipe repeats it."""
-    data = recipe.data.model_copy(update=as_data_keys(preprocessing))
-    return recipe.model_copy(update={"data": data})
 
 
 def fill_store(

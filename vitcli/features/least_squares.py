@@ -202,14 +202,22 @@ def solve(
         vectors_RR[~inputs_NE.any(axis=0)] = 0  # exactly 0 for a constant feature, whatever a test row has
         projected_RK = vectors_RR.T @ projected_RK
     groups_N = np.arange(len(labels_N)) if groups_N is None else groups_N
-    rows = (inputs_NE, labels_N, root_weights_N1, groups_N)
-    return Solution(tuple(map(float, l2)), mean_D, std_D, *rows, eigenvalues_R, vectors_RR, projected_RK)
+    return Solution(
+        l2=tuple(map(float, l2)),
+        mean_D=mean_D,
+        std_D=std_D,
+        inputs_NE=inputs_NE,
+        labels_N=labels_N,
+        root_weights_N1=root_weights_N1,
+        groups_N=groups_N,
+        eigenvalues_R=eigenvalues_R,
+        vectors_RR=vectors_RR,
+        projected_RK=projected_RK,
+    )
 
 
-def accuracies(
-    solution: Solution, features_ND: Array, labels_N: Array, which: Sequence[int] | None = None
-) -> np.ndarray:
-    """Return the top-1 accuracy (L,), float64, at each l2, or at the indices `which` into them.
+def accuracies(solution: Solution, features_ND: Array, labels_N: Array) -> np.ndarray:
+    """Return the top-1 accuracy (L,), float64, at each l2.
 
     Among equal scores the lower class counts. Rows are read from `features_ND` in parts, so that it may be a
     memory map.
@@ -219,12 +227,12 @@ def accuracies(
     """
     labels_N = _labels(labels_N, solution.num_classes)
     assert len(features_ND) == len(labels_N), "one label for each row"
-    which = range(len(solution.l2)) if which is None else which
-    weights_EM = np.concatenate([solution.weights(i) for i in which], axis=1)  # M = L * K
-    hits_L = np.zeros(len(which), dtype=np.int64)
+    num_l2 = len(solution.l2)
+    weights_EM = np.concatenate([solution.weights(i) for i in range(num_l2)], axis=1)  # M = L * K
+    hits_L = np.zeros(num_l2, dtype=np.int64)
     for rows in parts(len(labels_N), max(weights_EM.shape)):
         scores_NM = solution.inputs(features_ND[rows], rows.start) @ weights_EM
-        best_NL = scores_NM.reshape(-1, len(which), solution.num_classes).argmax(axis=2)
+        best_NL = scores_NM.reshape(-1, num_l2, solution.num_classes).argmax(axis=2)
         hits_L += (best_NL == labels_N[rows, None]).sum(axis=0)
     return hits_L / len(labels_N)
 

@@ -22,7 +22,8 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.evaluation import inference
 from vitcli.evaluation.inference import EvalSettings
-from vitcli.inspection.analysis import attention_distance, output_attention, patch_distances, rollout_layer
+from vitcli.inspection import analysis
+from vitcli.inspection.analysis import attention_distance, patch_distances, rollout_layer
 from vitcli.models.architecture import Architecture
 from vitcli.models.features import has_normed_token, tokens_of
 
@@ -53,6 +54,12 @@ class AttentionLayout:
     def reads_token(self) -> bool:
         """Return True if the output is read from the class token, False if from the patches."""
         return self.read_from == CLASS_TOKEN
+
+    def output_attention(self, attention_XTT: Tensor) -> Tensor:
+        """Return the output's attention to each patch (..., N), see `analysis.output_attention`."""
+        return analysis.output_attention(
+            attention_XTT, num_prefix=self.num_prefix, reads_token=self.reads_token
+        )
 
     @property
     def weights_per_image(self) -> int:
@@ -182,7 +189,6 @@ def attention_stats(
         distances_NN: float32, see `analysis.patch_distances`.
     """
     # Each layer's weights are reduced at once, and never kept.
-    output = {"num_prefix": layout.num_prefix, "reads_token": layout.reads_token}
     distances, heads, rollout_MTT = [], [], None
 
     def record(_: int, weights_BATT: Tensor) -> None:
@@ -195,7 +201,7 @@ def attention_stats(
             distances.append(distance_BA)
             if num_shown:
                 weights_MATT = weights_BATT[:num_shown]
-                heads.append(output_attention(weights_MATT, **output).cpu())
+                heads.append(layout.output_attention(weights_MATT).cpu())
                 rollout_MTT = rollout_layer(rollout_MTT, weights_MATT, residual=residual)
 
     with record_attention(model, record):
@@ -205,7 +211,7 @@ def attention_stats(
     distance_BLA = torch.stack(distances, dim=1).cpu().double()
     if not num_shown:
         return AttentionStats(distance_BLA)
-    rollout_MN = output_attention(rollout_MTT, **output).cpu()
+    rollout_MN = layout.output_attention(rollout_MTT).cpu()
     features_MHWD = feature_map(model, encoded[:num_shown])
     has_head = getattr(model, "num_classes", 0) and hasattr(model, "forward_head")
     logits_MK = model.forward_head(encoded[:num_shown]).float().cpu() if has_head else None
@@ -242,10 +248,7 @@ def patch_relevance(
     for weights_BATT, gradient_BATT in zip(attentions, gradients, strict=True):
         raised_BTT = (weights_BATT.detach() * gradient_BATT).clamp_min(0).mean(dim=1).cpu().double()
         relevance_BTT = relevance_BTT + raised_BTT @ relevance_BTT
-    relevance_BN = output_attention(
-        relevance_BTT, num_prefix=layout.num_prefix, reads_token=layout.reads_token
-    )
-    return relevance_BN.unflatten(1, layout.grid)
+    return layout.output_attention(relevance_BTT).unflatten(1, layout.grid)
 
 
 def feature_map(model: nn.Module, encoded: Any) -> Tensor | None:

@@ -123,8 +123,6 @@ def as_text(result: Mapping[str, Any], *, is_brief: bool | None = None) -> str:
 
 def overlay(image_HWC: np.ndarray, patches: Sequence[Sequence[float]]) -> np.ndarray:
     """Return the image (H, W, 3), uint8, darkened where a patch does not carry the answer."""
-    image_1HWC, relevance_1IJ = (
-        torch.from_numpy(image_HWC)[None],
-        torch.tensor([patches], dtype=torch.float64),
-    )
+    relevance_1IJ = torch.tensor([patches], dtype=torch.float64)
+    image_1HWC = torch.from_numpy(image_HWC)[None]
     return attention_overlay(image_1HWC, relevance_1IJ, full_at=FULL_AT, darkest=DARKEST)[0].numpy()

@@ -10,7 +10,9 @@ D hidden width, E representation size (D in the paper), K classes.
 
 import warnings
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import timm
@@ -219,11 +221,10 @@ def build(
         VitError: timm cannot build this, such as a network without these places for dropout.
     """
     as_the_authors = arch.is_of_the_paper and init == "paper"
-    drawn = {"dropout": dropout, "drop_path": drop_path, "patch_dropout": patch_dropout}
-    model = _without_numbers(arch, drawn) if init == "none" else None
+    network = partial(_network, arch, dropout=dropout, drop_path=drop_path, patch_dropout=patch_dropout)
+    model = _without_numbers(network) if init == "none" else None
     if model is None:
-        skip_init = init == "none" or as_the_authors
-        model = _network(arch, **drawn, skip_init=skip_init)
+        model = network(skip_init=init == "none" or as_the_authors)
     if as_the_authors:
         init_as_the_authors(model)
     for layer in last_layers(model):
@@ -232,16 +233,16 @@ def build(
     return model
 
 
-def _without_numbers(arch: Architecture, drawn: dict[str, float]) -> TimmNetwork | None:
+def _without_numbers(network: Callable[..., TimmNetwork]) -> TimmNetwork | None:
     """Build a transformer whose numbers are left as the memory has them, a third of the time of drawing them.
 
     None for a network that has numbers besides those of its state dict, such as a table of positions.
 
     Args:
-        drawn: probabilities of `build`.
+        network: `_network` but for `skip_init`.
     """
     with torch.device("meta"):
-        model = _network(arch, **drawn, skip_init=True)
+        model = network(skip_init=True)
     stored = model.state_dict()
     named = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     if not isinstance(model, VisionTransformer) or named - stored.keys():

@@ -59,11 +59,17 @@ class Variant:
         )
 
 
-def _vit(name: str, size: tuple[int, int, int, int], patch_size: int, timm_name: str, **more) -> Variant:
+def _vit(
+    name: str,
+    size: tuple[int, int, int, int],
+    patch_size: int,
+    timm_name: str,
+    *,
+    blocks: tuple[int, ...] | None = None,
+    is_timms: bool = True,
+) -> Variant:
     layers, hidden, mlp, heads = size
-    return Variant(
-        name, timm_name, layers=layers, hidden=hidden, mlp=mlp, heads=heads, patch_size=patch_size, **more
-    )
+    return Variant(name, timm_name, is_timms, layers, hidden, mlp, heads, patch_size, blocks)
 
 
 TI, S, B = (12, 192, 768, 3), (12, 384, 1536, 6), (12, 768, 3072, 12)

@@ -68,9 +68,9 @@ def save(path: Path, figure: Figure) -> None:
         MachineError: the file cannot be written.
     """
     ending = path.suffix.removeprefix(".")
-    more = {"metadata": {"Date": None}} if ending == "svg" else {}
+    metadata = {"Date": None} if ending == "svg" else None
     with saving(path.name):
-        replace_file(path, lambda file: figure.savefig(file, format=ending, **more))
+        replace_file(path, lambda file: figure.savefig(file, format=ending, metadata=metadata))
 
 
 # Colours of our plots that follow the page's light or dark theme.

@@ -74,8 +74,10 @@ class RunFolder:
         self.path = path
         self.also_log: Callable[[dict[str, Any]], None] = lambda record: None  # of a tracker, if any
         self._held = ExitStack()
-        names = {"files": FILES, "folders": FOLDERS, "appended": (METRICS, TIMING)}
-        folder = OwnedFolder(path, "run", lock=LOCK, marker=LOCK, **names)
+        appended = (METRICS, TIMING)
+        folder = OwnedFolder(
+            path, "run", lock=LOCK, marker=LOCK, files=FILES, folders=FOLDERS, appended=appended
+        )
         folder.refuse_foreign()
         self._owned, self._is_new = folder, overwrite or not (path / LOCK).exists()
         folder.claim(self._held)

@@ -40,7 +40,10 @@ def check_environment() -> dict[str, Any]:
     result = {
         "command": "doctor",
         **environment,
-        "gpu_memory_gib": [_gpu_gib(number) for number in range(len(environment["gpus"]))],
+        "gpu_memory_gib": [
+            torch.cuda.get_device_properties(number).total_memory / 2**30
+            for number in range(len(environment["gpus"]))
+        ],
         "cuda_problem": problem,
         "memory_gib": psutil.virtual_memory().total / 2**30,
         "free_memory_gib": launch.free_bytes() / 2**30,
@@ -50,10 +53,6 @@ def check_environment() -> dict[str, Any]:
         "vit_data": os.environ.get("VIT_DATA"),
     }
     return result | {"slow": _slow(result)}
-
-
-def _gpu_gib(number: int) -> float:
-    return torch.cuda.get_device_properties(number).total_memory / 2**30
 
 
 def _slow(machine: dict[str, Any]) -> list[str]:

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitcli.data.split import Split
+from vitcli.data.transforms import Preprocessing
 from vitcli.distributed.transfer import constant
 from vitcli.errors import DataError
 from vitcli.evaluation import inference, regression
 from vitcli.evaluation import masked_patch as patch_evaluation
+from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.metrics import Metrics, PatchMetrics
 from vitcli.evaluation.multilabel import MultilabelMetrics, multilabel_metrics
 from vitcli.evaluation.regression import RegressionMetrics, RegressionTarget
@@ -200,8 +202,10 @@ def training_task(
 def _scored(predict: Callable[..., Any], metrics_of: Callable[[Any], Any]) -> Callable[..., Any]:
     """Return a function to the metrics of what `predict` returns for a split, and the undecodable images."""
 
-    def score(*arguments: Any) -> tuple[Any, list[str]]:
-        predictions, skipped = predict(*arguments)
+    def score(
+        model: nn.Module, split: Split, preprocessing: Preprocessing, settings: EvalSettings
+    ) -> tuple[Any, list[str]]:
+        predictions, skipped = predict(model, split, preprocessing, settings)
         return metrics_of(predictions), skipped
 
     return score

@@ -194,8 +194,7 @@ def label_text(split: Split, label: Any) -> str:
     values = np.atleast_1d(np.asarray(label))
     if split.has_numbers:
         return f"{float(values[0]):g}"
-    names = [split.class_names[int(value)] if split.class_names else f"class {int(value)}"
-             for value in values if value >= 0]  # fmt: skip
+    names = [split.readable_class_names[int(value)] for value in values if value >= 0]
     return ", ".join(names) or "no class"
 
 

@@ -170,7 +170,8 @@ class TrainingRun:
                 raise
             return {}, f"{error.message} ({error.where})"
         choice = self.job.splits.choice
-        return {"num_choice_examples": len(choice)} if choice else {}, ""
+        chosen_by = {"num_choice_examples": len(choice)} if choice else {}
+        return chosen_by, ""
 
     def measure(self) -> dict[str, float]:
         """Return speed and memory of ten real steps, after the first ones; nothing is written."""

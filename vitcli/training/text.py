@@ -142,6 +142,7 @@ def _advice_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 def all_rows(summary: dict[str, Any], *, width: int | None = None) -> str:
     """Return everything that is known of a run, and the table of a sweep's arms."""
     runs = summary["runs"]
+    length = length_text(summary["steps"], summary["batch_size"], summary["num_train_examples"])
     scored_on = [count_of(summary["num_eval_examples"], "image"), summary["eval_split"]]
     scored_on += [f"in {summary['eval_precision']}"] if "eval_precision" in summary else []
     rows = [
@@ -160,7 +161,7 @@ def all_rows(summary: dict[str, Any], *, width: int | None = None) -> str:
         *skipped(summary),
         ("model", f"{summary['model']} at {size_text(summary['resolution'])} px"),
         ("from", summary["ckpt"] or "fresh weights"),
-        ("training", f"{_length_of(summary)}, lr {summary['lr']:g}"),
+        ("training", f"{length}, lr {summary['lr']:g}"),
     ]
     if (best := summary.get("best_step")) is not None:
         rows.append(("best step", f"{best:,} of {summary['steps']:,}"))
@@ -204,10 +205,6 @@ def length_text(steps: int, batch_size: int, num_examples: int) -> str:
     count = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
     passes = f"{count} epoch{'' if count == '1' else 's'}"
     return f"{count_of(steps, 'step')} of {count_of(batch_size, 'image')} = {passes}"
-
-
-def _length_of(summary: dict[str, Any]) -> str:
-    return length_text(summary["steps"], summary["batch_size"], summary["num_train_examples"])
 
 
 def _next_commands(summary: dict[str, Any]) -> list[tuple]:
@@ -344,12 +341,11 @@ def _plan(plan: dict[str, Any]) -> str:
         limit = duration(60 * plan["max_minutes"])
         rows.append(("time", f"{limit}; fewer steps are planned once the first ones are measured"))
     if "num_folds" in plan:
-        compute = "" if plan["all_exaflops"] is None else f", {compute_text(plan['all_exaflops'])}"
         runs = f"{plan['num_folds']} folds and a run on all images"
-        rows.append(("all runs", f"{runs}: {count_of(plan['all_steps'], 'step')}{compute}"))
     elif "num_arms" in plan:
         arms = f"{count_of(plan['num_arms'], 'arm')} and " if plan["num_arms"] else ""
         runs = f"{arms}{count_of(plan['num_runs'], 'run')}{' with the chosen values' if arms else ''}"
+    if "all_steps" in plan:
         compute = "" if plan["all_exaflops"] is None else f", {compute_text(plan['all_exaflops'])}"
         rows.append(("all runs", f"{runs}: {count_of(plan['all_steps'], 'step')}{compute}"))
     if "measured_images_per_s" in plan:

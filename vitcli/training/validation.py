@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -113,19 +114,13 @@ class PeriodicEvaluation:
 
     def evaluate(self) -> tuple[AnyMetrics, list[str]]:
         """Score the held-out split; return the metrics and the names of the undecodable images."""
+        # A run that survives destroyed weights has their error on all processes.
+        survives = self.job.survives_divergence
+        score = partial(inference.evaluate, may_overflow=True) if survives else self.task.score
         with self.evaluated_model() as model:
-            if self.job.survives_divergence:
-                return self._evaluate_any(model)
-            metrics, skipped = self.task.score(model, self.job.splits.eval, self.preprocessing, self.settings)
+            metrics, skipped = score(model, self.job.splits.eval, self.preprocessing, self.settings)
             if isinstance(model, MaskedPatchModel) and self.run_dir:
                 self._draw_patches(model)
-        return metrics, skipped
-
-    def _evaluate_any(self, model: nn.Module) -> tuple[Metrics, list[str]]:
-        """As `evaluate`, of a run that survives destroyed weights: the error is of all processes."""
-        metrics, skipped = inference.evaluate(
-            model, self.job.splits.eval, self.preprocessing, self.settings, may_overflow=True
-        )
         if metrics is None:
             raise NotFiniteError(
                 "the model's outputs are not finite numbers",
@@ -155,8 +150,9 @@ class PeriodicEvaluation:
         split = self.job.splits.eval
         if target := self.task.target:
             with self.evaluated_model() as model:
-                arguments = model, split, self.preprocessing, self.settings
-                numbers, skipped = regression.predict_numbers(*arguments, target=target)
+                numbers, skipped = regression.predict_numbers(
+                    model, split, self.preprocessing, self.settings, target=target
+                )
             return regression.metrics_of(numbers), skipped, numbers
         has_none = self.job.recipe.objective.loss == "masked_patch" or len(split) > MOST_PREDICTIONS
         if has_none or (split.is_multilabel and split.is_large):

@@ -1,7 +1,7 @@
 """Images of `data.group_column` are left out together wherever a probe head leaves out: against refits."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -139,7 +139,7 @@ def test_the_groups_of_the_data_reach_the_head_and_its_calibration(photos, rule)
 
     layer, whole, _ = fit_heads(*parts, loss="softmax", balance="none")
     passes = OutputPasses(model, preprocessing, settings(), num_classes=train.num_classes)
-    calibration = calibrate(passes, train, choice, probe={"loss": "softmax", "balance": "none"})
+    calibration = calibrate(passes, train, choice, probe=partial(of_probe, loss="softmax", balance="none"))
     of_all = passes.of(train)
     unlabelled = replace(train, read_row=lambda row: (train.read_row(row)[0], row % 3 - 1))
     of_labelled = passes.of(unlabelled)  # an image without a label shows nothing

@@ -85,8 +85,8 @@ class CrossValidation:
 
     @cached_property
     def _folded(self) -> FoldedSplit:
-        settings = self.recipe.data, self.recipe.train.folds
-        folded = dataset.open_folds(*settings, seed=self.recipe.train.seed, kind=self.shared.data.kind)
+        data, train = self.recipe.data, self.recipe.train
+        folded = dataset.open_folds(data, train.folds, seed=train.seed, kind=self.shared.data.kind)
         if folded.train.is_multilabel:
             raise VitError(
                 f"folds are scored by top-1, and the images of {folded.train.name} have several labels each",

@@ -92,7 +92,7 @@ class CalibratedWeights(Method):
             return None
         if is_probe:
             split = job.splits.choice
-            probe = {"loss": self.recipe.objective.loss, "balance": balance_of(self.recipe)}
+            probe = partial(of_probe, loss=self.recipe.objective.loss, balance=balance_of(self.recipe))
         elif job.is_of_all_folds:
             folds = job.options.outputs_of_folds
         launch.enter("the calibration pass")
@@ -156,7 +156,7 @@ def calibrate(
     train: Split,
     split: Split,
     *,
-    probe: dict[str, str] | None = None,
+    probe: Callable[["Outputs", "Outputs"], Calibration | str] | None = None,
     folds: Callable[[], tuple[OutOfFold, str]] | None = None,
 ) -> Calibration | str:
     """Return what is stored with the weights, or why it is not.
@@ -165,7 +165,7 @@ def calibrate(
 
     Args:
         split: images that the network was not fitted to.
-        probe: of a delivered probe, fitted on both splits: "loss" and "balance" of `closed_form_head`.
+        probe: of a delivered probe, `of_probe` with the settings that it was fitted with.
         folds: of a network that was fitted to all images, reads what those of the folds say of them, and
             names these images; `split` is not looked at then.
     """
@@ -174,7 +174,7 @@ def calibrate(
         return on_main(lambda: of_folds(of_train, *folds()))
     of_split = passes.of(split)
     if probe is not None:
-        return on_main(lambda: of_probe(of_train, of_split, **probe))
+        return on_main(lambda: probe(of_train, of_split))
     return on_main(lambda: of_network(of_train, of_split, split))
 
 
@@ -227,7 +227,8 @@ def of_probe(train: Outputs, choice: Outputs, *, loss: str, balance: str) -> Cal
     )
     chosen_on = "training images, each left out in turn"
     chosen_on += "" if groups_N is None else " with its group"
-    return _calibration(*head.left_out, unlike, chosen_on, None)
+    logits_MK, labels_M = head.left_out
+    return _calibration(logits_MK, labels_M, unlike, chosen_on, None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -170,7 +170,9 @@ def fit_heads(
     fitted = partial(closed_form_head, num_classes=split.num_classes, loss=loss, balance=balance)
 
     def fit() -> tuple[ClosedFormHead, ClosedFormHead]:
-        layer, whole = (fitted(*rows.columns) for rows in (train, train + choice))
+        layer, whole = (
+            fitted(rows.features_ND, rows.labels_N, rows.groups_N) for rows in (train, train + choice)
+        )
         layer.facts["num_train_examples"] = len(split)
         layer.facts["labels_to_check"] = labels_to_check(whole, train + choice, split)
         return replace(layer, left_out=None), replace(whole, left_out=None)  # not to be sent
@@ -186,10 +188,6 @@ class LabelledFeatures:
     labels_N: np.ndarray
     groups_N: np.ndarray | None
     place_of: Callable[[int], str]
-
-    @property
-    def columns(self) -> tuple[Tensor, np.ndarray, np.ndarray | None]:
-        return self.features_ND, self.labels_N, self.groups_N
 
     def __add__(self, other: "LabelledFeatures") -> "LabelledFeatures":
         count = len(self.labels_N)
@@ -208,8 +206,11 @@ def features_of(
     rows = inference.features_and_logits(model, split, preprocessing, settings)
     rows_N = rows.rows_N.numpy()
     groups_N = None if split.groups_N is None else split.groups_N[rows_N]
-    of_rows = rows.features_ND, rows.labels_N.numpy(), groups_N
-    return LabelledFeatures(*of_rows, lambda row: places_of(split, rows_N[row : row + 1])[0]), rows.skipped
+
+    def place_of(row: int) -> str:
+        return places_of(split, rows_N[row : row + 1])[0]
+
+    return LabelledFeatures(rows.features_ND, rows.labels_N.numpy(), groups_N, place_of), rows.skipped
 
 
 def labels_to_check(head: ClosedFormHead, rows: LabelledFeatures, split: Split) -> dict[str, Any] | None:
@@ -222,7 +223,8 @@ def labels_to_check(head: ClosedFormHead, rows: LabelledFeatures, split: Split) 
         return None
     rows_N = np.flatnonzero(has_others(rows.labels_N, rows.groups_N))
     l2, top1 = head.facts["l2"], head.facts["left_out_top1"]
-    found = by_left_out_scores(rows_N, *head.left_out, l2=l2, top1=top1)
+    logits_MK, labels_M = head.left_out
+    found = by_left_out_scores(rows_N, logits_MK, labels_M, l2=l2, top1=top1)
     if found.top1 < LEAST_KNOWN:
         return None
     names = split.class_names or tuple(map(str, range(split.num_classes)))

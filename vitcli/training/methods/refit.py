@@ -184,11 +184,11 @@ def fit(
     def solved() -> ClosedFormHead | None:
         if not torch.isfinite(rows.features_ND).all() or len(np.unique(rows.labels_N)) < 2:
             return None
-        head = fitted(*rows.columns)
+        head = fitted(rows.features_ND, rows.labels_N, rows.groups_N)
         facts = {"num_train_examples": len(split)}
         if has_layers:
             token_ND = rows.features_ND[:, columns_of_token(rows.features_ND.shape[1], head_layers)]
-            ordinary = fitted(token_ND, *rows.columns[1:])
+            ordinary = fitted(token_ND, rows.labels_N, rows.groups_N)
             head, compared = _better(head, ordinary, head_layers)
             facts |= compared
         facts |= {} if head_layers is None else {"labels_to_check": labels_to_check(head, rows, split)}
