@@ -359,7 +359,7 @@ def test_labels_to_check_are_those_that_were_changed_and_none_where_features_kno
     rows = initial_head.LabelledFeatures(
         torch.from_numpy(features_ND).float(), labels_N, None, lambda row: f"{row}.png"
     )
-    head = closed_form_head(*rows.columns, num_classes=3, loss="softmax")
+    head = closed_form_head(rows.features_ND, labels_N, None, num_classes=3, loss="softmax")
 
     found = initial_head.labels_to_check(head, rows, split_of_three_classes())
 
