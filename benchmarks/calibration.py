@@ -50,7 +50,7 @@ from vitcli.evaluation.calibration.prediction_sets import LEVELS, coverage_and_s
 from vitcli.evaluation.calibration.results import fitted
 from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.evaluation.calibration.stored import Calibration
-from vitcli.evaluation.statistics import reliability
+from vitcli.evaluation.predictions import reliability
 from vitcli.training.methods.calibrate import of_folds, of_network, of_probe
 from vitcli.training.methods.out_of_fold import OutOfFold, Outputs, left_out_of
 from vitcli.training.methods.probe_head import closed_form_head

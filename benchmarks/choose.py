@@ -36,8 +36,8 @@ import numpy as np
 import torch
 
 from vitcli.data.transforms import preprocessing_of
+from vitcli.evaluation.intervals import mcnemar
 from vitcli.evaluation.setup import RunSettings, read_checkpoint
-from vitcli.evaluation.statistics import mcnemar
 from vitcli.features import compare_backbones
 from vitcli.features.compare_backbones import LeftOutProblem, LeftOutScore
 from vitcli.features.extract import open_extractor

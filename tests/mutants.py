@@ -408,7 +408,7 @@ OF_RUNS = {
         ),
     },
     # Exit codes, and what a terminal is told.
-    ("vitcli/cli/exit_codes.py", "tests/cli"): {
+    ("vitcli/cli/end_of_command.py", "tests/cli"): {
         "escapes are in errors": (
             '"".join(c if c.isprintable() or c == "\\n" else "\\ufffd" for c in text)',
             "text",

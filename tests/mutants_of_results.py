@@ -233,9 +233,11 @@ OF_RESULTS = {
         "images without a ReaL label are wrong": ("sum(map(bool, lists_N))", "len(lists_N)"),
         "labels of other images are taken": ("if sum(agrees) < len(agrees) / 2:", "if False:"),
     },
-    ("vitcli/evaluation/statistics.py", "tests/evaluation/test_statistics.py"): {
+    ("vitcli/evaluation/intervals.py", "tests/evaluation/test_intervals.py"): {
         "McNemar's test has one side": ("min(1.0, 2 * largest * total)", "min(1.0, largest * total)"),
         "an interval of 90 %": ("TAILS = (0.025, 0.975)", "TAILS = (0.05, 0.95)"),
+    },
+    ("vitcli/evaluation/predictions.py", "tests/evaluation/test_reliability.py"): {
         "ECE without weights": ("(self.counts_M * gaps_M).sum() / self.counts_M.sum()", "gaps_M.mean()"),
     },
     # Networks.
@@ -381,7 +383,7 @@ OF_RESULTS = {
         ),
         "any rescaling": ("math.isclose(factor, 1 / 255, rel_tol=1e-6)", "True"),
     },
-    ("vitcli/weights/jax.py", "tests/weights/test_jax.py"): {
+    ("vitcli/weights/authors_npz.py", "tests/weights/test_authors_npz.py"): {
         "query and key are exchanged": ('("query", "key", "value")', '("key", "query", "value")'),
         "a projection is not transposed": (
             "lambda x_HhD: x_HhD.flatten(0, 1).T",

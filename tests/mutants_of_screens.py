@@ -108,7 +108,7 @@ OF_SCREENS = {
         "the memory of all sides is ours": ("self.peaks or peak_memory()", "peak_memory()"),
     },
     (
-        "vitcli/cli/exit_codes.py",
+        "vitcli/cli/end_of_command.py",
         "tests/cli/test_app.py::test_a_report_of_a_bug_is_written_through_no_link",
     ): {
         "a report of a bug is written through a link": ('report.open("x")', 'report.open("w")'),
@@ -194,7 +194,7 @@ OF_SCREENS = {
         ),
     },
     (
-        "vitcli/cli/exit_codes.py",
+        "vitcli/cli/end_of_command.py",
         "tests/cli/test_app.py::test_an_error_of_all_processes_is_printed_by_the_first_and_one_of_a_single_process_by_that_one",
     ): {
         "every process prints the same error": (
@@ -203,7 +203,7 @@ OF_SCREENS = {
         ),
     },
     (
-        "vitcli/cli/exit_codes.py",
+        "vitcli/cli/end_of_command.py",
         "tests/io/test_credentials.py::test_a_report_of_a_bug_has_the_traceback_without_a_password",
     ): {
         "a password is in the report of a bug": (
@@ -445,7 +445,7 @@ OF_SCREENS = {
         "images of ten differing bits are one group": ("NEAR_DISTANCE = 6", "NEAR_DISTANCE = 10"),
     },
     (
-        "vitcli/report/costs.py",
+        "vitcli/report/run_tables.py",
         "tests/report/test_report.py::test_whether_a_run_lives_is_told_by_its_lock_file_on_this_machine",
     ): {
         "a run that has stopped will end in some minutes": (
@@ -478,7 +478,7 @@ OF_SCREENS = {
         ),
     },
     (
-        "vitcli/cli/exit_codes.py",
+        "vitcli/cli/end_of_command.py",
         "tests/io/test_credentials.py::test_an_error_names_an_address_without_its_password_for_people_and_as_json",
     ): {
         "an error as JSON has the password of an address": (
@@ -637,7 +637,7 @@ OF_SCREENS = {
         ),
     },
     (
-        "vitcli/cli/exit_codes.py",
+        "vitcli/cli/end_of_command.py",
         "tests/io/test_credentials.py::test_an_error_is_the_exit_code_alone_where_standard_error_is_closed",
     ): {
         "a closed standard error is a bug": (
@@ -670,7 +670,7 @@ OF_SCREENS = {
         ),
     },
     (
-        "vitcli/report/costs.py",
+        "vitcli/report/run_tables.py",
         "tests/report/test_report.py::test_the_settings_of_a_run_have_the_rate_that_it_was_trained_with",
     ): {
         "the rate is that of the recipe": (
@@ -678,7 +678,7 @@ OF_SCREENS = {
             'run.recipe.get("optimizer.lr")',
         ),
     },
-    ("vitcli/report/costs.py", "tests/report/test_report.py::test_a_run_under_way_tells_its_step"): {
+    ("vitcli/report/run_tables.py", "tests/report/test_report.py::test_a_run_under_way_tells_its_step"): {
         "a run under way has no fraction": (
             "fraction = now.step / now.total_steps if now.total_steps else None",
             "fraction = None",

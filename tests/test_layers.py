@@ -14,7 +14,7 @@ ORDER = ["errors", "io", "recipe", "distributed", "output", "cache", "models", "
 APART = {"training", "inspection", "report"}  # none of them imports another
 DOORS = {"__init__", "__main__", "backbones"}  # of the package itself; they import what they show
 LIGHT = ["io", "distributed.startup", "recipe", "cache", "report", "cli", "models.variants", "data.vtab",
-         "evaluation.statistics", "experiments.vtab", "experiments.reproduce",
+         "evaluation.intervals", "experiments.vtab", "experiments.reproduce",
          "experiments.study"]  # fmt: skip
 HEAVY = {"torch", "torchvision", "timm", "datasets", "accelerate"}
 MOST_MODULES = 22  # with code, in one folder

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from tests.conftest import REPOSITORY, Outcome, run
 from vitcli import recipe
-from vitcli.cli import app, exit_codes, hints
+from vitcli.cli import app, end_of_command, hints
 from vitcli.cli.complete import choices_in
 from vitcli.cli.features import Classifier
 from vitcli.cli.options import DATA, PANELS, RUN, Compute, FeatureLayer, Tracker, option
@@ -628,7 +628,7 @@ def test_a_report_of_a_bug_is_written_through_no_link(tmp_path):
     bug = ZeroDivisionError("division by zero")
     bug.run_dir = tmp_path
 
-    error = exit_codes._internal_error(bug)
+    error = end_of_command._internal_error(bug)
     assert outside.read_text() == "mine" and error.exit_code == 1
     assert "nowhere: " in error.where and "ZeroDivisionError: division by zero" in error.message
 
@@ -640,7 +640,7 @@ def test_an_error_of_all_processes_is_printed_by_the_first_and_one_of_a_single_p
         monkeypatch.setenv("LOCAL_RANK", local_rank)
         error = VitError("a mistake", where="here", fix="correct it")
         vars(error).update(told)
-        assert exit_codes._print_error(error, ["finetune"]) == 2
+        assert end_of_command._print_error(error, ["finetune"]) == 2
         return "a mistake" in capsys.readouterr().err
 
     assert printed("0") and not printed("1") and printed("1", rank=1)

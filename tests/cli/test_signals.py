@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from vitcli.cli import exit_codes
+from vitcli.cli import end_of_command
 
 
 @pytest.fixture
@@ -26,24 +26,24 @@ def test_a_signal_where_python_ignores_exceptions_ends_the_command_all_the_same(
         def __del__(self):
             signal.raise_signal(getattr(signal, number))
 
-    monkeypatch.setattr(sys, "unraisablehook", exit_codes.report_ignored)
-    monkeypatch.setattr(exit_codes, "AGAIN_S", 0.1)
-    signal.signal(getattr(signal, number), exit_codes.raise_at_signal)
+    monkeypatch.setattr(sys, "unraisablehook", end_of_command.report_ignored)
+    monkeypatch.setattr(end_of_command, "AGAIN_S", 0.1)
+    signal.signal(getattr(signal, number), end_of_command.raise_at_signal)
     Deleted()  # the exception is ignored
     with pytest.raises(exception):
         time.sleep(5)
     with pytest.raises(exception):  # for as long as it is ignored
         time.sleep(5)
     with pytest.raises(SystemExit, match="5"):
-        exit_codes.exit_with(5)  # after which none comes
+        end_of_command.exit_with(5)  # after which none comes
     time.sleep(0.15)
     assert not capsys.readouterr().err
 
 
 def test_a_library_that_ends_the_process_has_not_finished_the_command(handlers, capsys):
-    assert exit_codes.exit_code_of(lambda: sys.exit(0), []) == 1
+    assert end_of_command.exit_code_of(lambda: sys.exit(0), []) == 1
     assert "a bug in vit: SystemExit: 0" in capsys.readouterr().err
-    assert exit_codes.exit_code_of(lambda: sys.exit(143), []) == 143  # our own, at SIGTERM
+    assert end_of_command.exit_code_of(lambda: sys.exit(143), []) == 143  # our own, at SIGTERM
 
 
 def test_ctrl_c_within_the_imports_ends_without_a_traceback(tmp_path):

@@ -9,8 +9,8 @@ import torch
 from tests.conftest import run
 from tests.evaluation.test_predictions import of_logits
 from vitcli.evaluation.compare import compare
+from vitcli.evaluation.intervals import mcnemar
 from vitcli.evaluation.predictions import write_predictions
-from vitcli.evaluation.statistics import mcnemar
 
 NAMES = ["cat", "dog", "owl"]
 
@@ -141,7 +141,7 @@ def test_slices_of_one_split_are_other_images_though_their_rows_and_labels_agree
 
 
 def test_two_scores_of_other_resamplings_have_the_interval_of_their_pairs(pair):
-    from vitcli.evaluation.statistics import paired_interval
+    from vitcli.evaluation.intervals import paired_interval
 
     assert tuple(run("compare", *pair, "--json").json["interval"]) == paired_interval(1, 3, 12)
 

@@ -5,7 +5,7 @@ import pytest
 
 from tests.figures import assert_labels_fit, points_of
 from vitcli.evaluation import figures
-from vitcli.evaluation.statistics import Reliability, reliability
+from vitcli.evaluation.predictions import Reliability, reliability
 
 
 @pytest.mark.parametrize(("count", "confidence"), [(60, 0.2), (60, 0.97), (3000, 0.2)])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitcli.evaluation.statistics import TAILS, accuracy_interval, mcnemar, paired_interval
+from vitcli.evaluation.intervals import TAILS, accuracy_interval, mcnemar, paired_interval
 
 
 def resampled(values_N: np.ndarray, count: int = 4_000) -> np.ndarray:

@@ -14,7 +14,7 @@ from tests.conftest import run, vit
 from tests.figures import drawn_figures, points_of
 from vitcli.api import load_model
 from vitcli.data import loader
-from vitcli.evaluation.statistics import mcnemar
+from vitcli.evaluation.intervals import mcnemar
 from vitcli.features import compare_backbones, compare_backbones_text, feature_store, layers
 from vitcli.features.compare_backbones import LeftOutProblem, LeftOutScore, Speed
 from vitcli.features.layers import Combination

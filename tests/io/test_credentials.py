@@ -9,7 +9,7 @@ from tests.conftest import run, vit
 from tests.data.shards.test_faulty_servers import contents, web  # noqa: F401, fixtures
 from tests.training.test_finetune import SMALL
 from vitcli import recipe
-from vitcli.cli import exit_codes
+from vitcli.cli import end_of_command
 from vitcli.errors import VitError
 from vitcli.io.credentials import hide_credentials, with_credentials, without_credentials
 from vitcli.output import run_folder
@@ -170,7 +170,7 @@ def test_an_error_names_an_address_without_its_password_for_people_and_as_json(c
     error = VitError(f"no {ADDRESS}", where=f"--dataset {ADDRESS}", fix=f"name another than {ADDRESS}")
 
     for arguments in ([], ["--json"]):
-        assert exit_codes._print_error(error, ["evaluate", *arguments]) == 2
+        assert end_of_command._print_error(error, ["evaluate", *arguments]) == 2
         shown = capsys.readouterr()
         assert "canary" not in shown.out + shown.err and (shown.out + shown.err).count("***host/") == 3
     told = json.loads(shown.out)["error"]
@@ -182,8 +182,8 @@ def test_an_error_is_the_exit_code_alone_where_standard_error_is_closed(monkeypa
         def write(self, text: str) -> None:
             raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr(exit_codes.sys, "stderr", Closed())
-    assert exit_codes._print_error(VitError("a", where="b", fix="c"), ["evaluate"]) == 2
+    monkeypatch.setattr(end_of_command.sys, "stderr", Closed())
+    assert end_of_command._print_error(VitError("a", where="b", fix="c"), ["evaluate"]) == 2
 
 
 def test_a_report_of_a_bug_has_the_traceback_without_a_password(tmp_path):
@@ -191,7 +191,7 @@ def test_a_report_of_a_bug_has_the_traceback_without_a_password(tmp_path):
     bug.run_dir = tmp_path
     without_credentials(ADDRESS)
 
-    error = exit_codes._internal_error(bug)
+    error = end_of_command._internal_error(bug)
 
     (report,) = tmp_path.iterdir()
     assert str(report) in error.where

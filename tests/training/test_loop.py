@@ -29,8 +29,8 @@ from vitcli.training.loop import LoopSettings, train
 from vitcli.training.optim import WeightAverage
 from vitcli.training.schedule import Plan, lr_at_step
 from vitcli.training.state import TrainingState
+from vitcli.weights.authors_npz import from_official
 from vitcli.weights.io import read_weights
-from vitcli.weights.jax import from_official
 from vitcli.weights.load import load_into
 
 HOME = SHARED / "golden/trajectories"

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from vitcli.evaluation.statistics import interval_of
+from vitcli.evaluation.intervals import interval_of
 from vitcli.training.many_runs import sweep_results
 from vitcli.training.many_runs.sweep_results import Trial
 from vitcli.training.text import arm_line, as_text, choices_table

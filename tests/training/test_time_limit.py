@@ -17,7 +17,7 @@ from tests.conftest import run, vit
 from tests.training.test_finetune import SMALL, fingerprint, when_logged
 from vitcli import recipe as recipes
 from vitcli.cli.train import minutes_of
-from vitcli.data.parts.held_out import FoldName
+from vitcli.data.parts.eval_split_names import FoldName
 from vitcli.errors import VitError
 from vitcli.training import loop, schedule
 from vitcli.training.methods import time_limit

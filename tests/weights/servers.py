@@ -19,7 +19,7 @@ from tests.http_server import Answer, serving
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import build
 from vitcli.models.variants import vit_args
-from vitcli.weights.jax import to_official
+from vitcli.weights.authors_npz import to_official
 
 COMMIT = "5" * 40
 SIZE = vit_args(layers=1, hidden=48, mlp=96, heads=3, patch_size=16)

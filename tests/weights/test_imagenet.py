@@ -14,11 +14,11 @@ from vitcli.errors import WeightsError
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, build
 from vitcli.models.variants import vit_args
+from vitcli.weights.authors_npz import to_official
 from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.files import write_npz
 from vitcli.weights.imagenet import class_names, subset_of
 from vitcli.weights.io import read_weights, write_weights
-from vitcli.weights.jax import to_official
 
 SIZE = vit_args(layers=1, hidden=48, mlp=96, heads=3, patch_size=16)
 

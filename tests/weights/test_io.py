@@ -273,8 +273,8 @@ def test_a_write_that_fails_leaves_no_debris_and_the_other_file_as_it_was(tmp_pa
 
 
 def test_an_official_file_keeps_its_heads_whatever_it_is_called(tmp_path):
+    from vitcli.weights.authors_npz import to_official
     from vitcli.weights.files import write_npz
-    from vitcli.weights.jax import to_official
 
     arch = architecture("Ti/16", image_size=(32, 32), num_classes=2)
     args = arch.model_args | {"num_heads": 6}

@@ -13,7 +13,7 @@ from tests.weights.servers import network, npz_of, timm_files
 from vitcli.errors import VitError, WeightsError
 from vitcli.models.build import architecture, build
 from vitcli.output.progress import Progress
-from vitcli.weights import authors, names
+from vitcli.weights import authors_catalog, names
 from vitcli.weights.download import cached_path, fetch_address
 from vitcli.weights.io import read_weights
 from vitcli.weights.names import FORMATS, names_weights, resolve
@@ -246,7 +246,7 @@ def test_names_of_networks_are_not_names_of_weights():
 
 
 def test_the_authors_files_are_of_known_networks_and_timm_has_its_copies_of_them():
-    for file in authors.FILES.values():
+    for file in authors_catalog.FILES.values():
         assert resolve(file.name).note and resolve(file.name).place.endswith(".npz")
         assert not file.in_timm or file.in_timm.removeprefix("timm/") in timm.list_pretrained()
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.conftest import SHARED, run
-from tests.weights.test_jax import CLASSES, GRID, HIDDEN, PATCH, official_arrays
+from tests.weights.test_authors_npz import CLASSES, GRID, HIDDEN, PATCH, official_arrays
 from vitcli.errors import VitError, WeightsError
 from vitcli.models.build import architecture, build
 from vitcli.weights.describe import WeightsInfo

@@ -90,7 +90,7 @@ def vit(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command line (default: that of the process) and exit with its code."""
-    from vitcli.cli import exit_codes
+    from vitcli.cli import end_of_command
     from vitcli.distributed import launch
 
     given_arguments[:] = _as_options(sys.argv[1:] if arguments is None else arguments)
@@ -102,15 +102,15 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # of --profile: torch's tracer reports on itself
     for number in (signal.SIGTERM, signal.SIGUSR1):  # until a training loop saves a checkpoint first
-        signal.signal(number, exit_codes.raise_at_signal)
-    sys.unraisablehook = exit_codes.report_ignored
+        signal.signal(number, end_of_command.raise_at_signal)
+    sys.unraisablehook = end_of_command.report_ignored
     launch.end_with_the_launcher()
     variable = complete.variable(_script_name())
     complete.prepare(variable)
     command = partial(
         app, args=given_arguments, prog_name="vit", complete_var=variable, standalone_mode=False
     )
-    exit_codes.exit_with(exit_codes.exit_code_of(command, given_arguments))
+    end_of_command.exit_with(end_of_command.exit_code_of(command, given_arguments))
 
 
 def _as_options(arguments: list[str]) -> list[str]:

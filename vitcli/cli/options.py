@@ -219,7 +219,7 @@ class Printing:
 
     as_json: Json = False
     quiet: Quiet = False
-    debug: Debug = False  # read from the command line by exit_codes, before any command has its options
+    debug: Debug = False  # read from the command line by end_of_command, before any command has its options
 
     def show(self, result: dict[str, Any], render: Callable[[Any], str]) -> int:
         """Print a result, on the first process alone, as JSON or by `render`; return exit code 0."""

@@ -16,8 +16,8 @@ from vitcli import recipe
 from vitcli.data import demo, seen_images, vtab_splits
 from vitcli.data.aliases import check_name, hub_source, local_copy
 from vitcli.data.classes import check_same_classes
+from vitcli.data.parts.eval_split_names import DEV_PART, DEV_PART_OF_ALL, FoldName, choice_part, is_choice
 from vitcli.data.parts.groups import groups_of, num_shared
-from vitcli.data.parts.held_out import DEV_PART, DEV_PART_OF_ALL, FoldName, choice_part, is_choice
 from vitcli.data.parts.splitting import cut_dev, cut_fold, fold_of_rows, random_subset
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.shards.paths import find_shards

@@ -7,7 +7,7 @@ import numpy as np
 
 from vitcli.data.split import base_of
 from vitcli.errors import DataError
-from vitcli.evaluation import statistics
+from vitcli.evaluation import intervals
 from vitcli.evaluation.predictions import SavedPredictions, read_predictions
 
 CHANGES_SHOWN = 10
@@ -46,8 +46,8 @@ def compare(a_path: str, b_path: str) -> dict[str, Any]:
         "eval_split": a.about.get("eval_split"),
         "num_examples": count,
         "difference": (only_b - only_a) / count,
-        "interval": list(statistics.paired_interval(only_a, only_b, count)),
-        "mcnemar_p": statistics.mcnemar(only_a, only_b),
+        "interval": list(intervals.paired_interval(only_a, only_b, count)),
+        "mcnemar_p": intervals.mcnemar(only_a, only_b),
         "counts": {"both": both, "only_a": only_a, "only_b": only_b, "neither": neither},
         "per_class": _changes(a, is_right_a, is_right_b),
     }

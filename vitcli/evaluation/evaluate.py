@@ -25,7 +25,6 @@ from vitcli.evaluation import (
     multilabel,
     real_labels,
     regression,
-    statistics,
 )
 from vitcli.evaluation.assertions import Assertion, check_apply
 from vitcli.evaluation.calibration.results import results_of
@@ -33,6 +32,7 @@ from vitcli.evaluation.calibration.stored import Calibration, calibration_of
 from vitcli.evaluation.class_map import ClassMap, Projection
 from vitcli.evaluation.files import FOLDER, EvalResult, claim, write_all
 from vitcli.evaluation.inference import EvalSettings
+from vitcli.evaluation.intervals import accuracy_interval
 from vitcli.evaluation.multilabel import Multilabel, multilabel_of, task_of
 from vitcli.evaluation.predictions import (
     SUFFIXES,
@@ -495,7 +495,7 @@ def _statistics(task: EvalTask, predictions: Predictions) -> dict[str, Any]:
     # Bootstrap intervals of the accuracies.
     count = len(predictions)
     hits = {"top1": int((predictions.ranks_N == 0).sum()), "top5": int((predictions.ranks_N < 5).sum())}
-    intervals = {key: list(statistics.accuracy_interval(right, count)) for key, right in hits.items()}
+    intervals = {key: list(accuracy_interval(right, count)) for key, right in hits.items()}
     # Accuracy against all right classes of an image, where it has any; or the class map.
     of_labels = task.map_summary
     if task.real:
@@ -507,7 +507,7 @@ def _statistics(task: EvalTask, predictions: Predictions) -> dict[str, Any]:
             "num_real_examples": rated,
             "real_labels_by": task.real.matched_by,
         }
-        intervals["real_top1"] = list(statistics.accuracy_interval(right, rated))
+        intervals["real_top1"] = list(accuracy_interval(right, rated))
     # The quality of the probabilities.
     reliability = predictions.reliability
     return {

@@ -11,7 +11,8 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from vitcli.evaluation.statistics import Reliability, interval_of
+from vitcli.evaluation.intervals import interval_of
+from vitcli.evaluation.predictions import Reliability
 from vitcli.output.plots import BLUE, GREEN, ORANGE, STYLE, percent_limits
 from vitcli.output.summaries import LEAST_CALIBRATED
 

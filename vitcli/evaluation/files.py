@@ -10,10 +10,9 @@ import numpy as np
 
 from vitcli.evaluation import mistakes
 from vitcli.evaluation.calibration.scaling import Scaling
-from vitcli.evaluation.predictions import Predictions, confusion, write_predictions
+from vitcli.evaluation.predictions import Predictions, Reliability, confusion, write_predictions
 from vitcli.evaluation.regression import NumberPredictions
 from vitcli.evaluation.setup import RunSettings
-from vitcli.evaluation.statistics import Reliability
 from vitcli.output import atomic, profile
 from vitcli.output.atomic import write_json, write_text
 from vitcli.output.result_folder import ResultFolder

@@ -13,10 +13,10 @@ import torch
 
 from vitcli.data.split import Split
 from vitcli.data.task import Task
+from vitcli.evaluation.intervals import SEED
 from vitcli.evaluation.metrics import metrics_of
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.regression import target_of
-from vitcli.evaluation.statistics import SEED
 from vitcli.weights.io import damaged_metadata
 
 KEY = "several_labels"  # of the metadata of weights

@@ -17,7 +17,7 @@ from vitcli.data.split import LARGEST_NUMBER, Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.evaluation import inference
 from vitcli.evaluation.inference import EvalSettings
-from vitcli.evaluation.statistics import SEED, TAILS
+from vitcli.evaluation.intervals import SEED, TAILS
 from vitcli.weights.io import damaged_metadata
 
 KEY = "target"  # of the metadata of weights

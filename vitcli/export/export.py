@@ -41,8 +41,8 @@ from vitcli.output.progress import Progress
 from vitcli.output.text import Verbatim, count_of, model_text, pairs, size_text
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights import formats, onnx
+from vitcli.weights.authors_npz import SPELLINGS
 from vitcli.weights.io import Weights, read_weights
-from vitcli.weights.jax import SPELLINGS
 from vitcli.weights.load import load
 from vitcli.weights.production.program import INPUTS, PRECISIONS, ProgramForm
 
@@ -64,7 +64,7 @@ class ExportOptions:
         model_name: of a checkpoint that does not name its architecture.
         image_size: height and width in pixels; position embeddings are resampled as in the paper.
         head: False exports the features.
-        names: one of `jax.SPELLINGS`, for "npz".
+        names: one of `authors_npz.SPELLINGS`, for "npz".
         images: files, folders and globs to compare on; none means images of the gate, else those that the run
             of the checkpoint held out, else the demo's.
         input, precision: of an ONNX file, see `program.ProgramForm`.

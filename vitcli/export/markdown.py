@@ -10,7 +10,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from vitcli.evaluation.calibration import selective
-from vitcli.evaluation.statistics import ENOUGH_TO_RESAMPLE, NUM_RESAMPLES
+from vitcli.evaluation.intervals import ENOUGH_TO_RESAMPLE, NUM_RESAMPLES
 from vitcli.output.text import average_lines, compute_text, count_of, delivery_text, percent, plain, size_text
 from vitcli.weights import licences
 

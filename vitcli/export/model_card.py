@@ -13,9 +13,9 @@ from huggingface_hub import EvalResult, ModelCardData
 from vitcli import recipe as recipes
 from vitcli.data import demo
 from vitcli.data.dataset import is_remote
-from vitcli.data.parts.held_out import FoldName
+from vitcli.data.parts.eval_split_names import FoldName
 from vitcli.evaluation.calibration import selective
-from vitcli.evaluation.statistics import interval_of
+from vitcli.evaluation.intervals import interval_of
 from vitcli.export.markdown import code, rendered
 from vitcli.models.architecture import Architecture
 from vitcli.models.variants import BIT, HYBRID

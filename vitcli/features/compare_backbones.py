@@ -24,8 +24,8 @@ from vitcli.data.split import Split
 from vitcli.distributed.runtime import autocast, peak_memory, reset_peaks
 from vitcli.errors import DataError, Stopped, VitError
 from vitcli.evaluation.inference import EvalSettings
+from vitcli.evaluation.intervals import interval_of, mcnemar
 from vitcli.evaluation.setup import RunSettings, eval_settings, read_checkpoint, seen_by
-from vitcli.evaluation.statistics import interval_of, mcnemar
 from vitcli.features import compare_backbones_text
 from vitcli.features.extract import FeatureExtractor, open_extractor
 from vitcli.features.fewshot import open_splits

@@ -18,6 +18,7 @@ from vitcli.data.parts.splitting import groups_to_divide
 from vitcli.data.split import Split, classes_without
 from vitcli.data.task import check_supports
 from vitcli.errors import DataError, Stopped, VitError
+from vitcli.evaluation.intervals import interval_of
 from vitcli.evaluation.setup import (
     RunSettings,
     Start,
@@ -26,7 +27,6 @@ from vitcli.evaluation.setup import (
     starts_of,
     trained_on_by,
 )
-from vitcli.evaluation.statistics import interval_of
 from vitcli.features import classifiers, forecast, least_squares
 from vitcli.features import draws as features_draws
 from vitcli.features.draws import Draws, DrawScore, FewshotProblem

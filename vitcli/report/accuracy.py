@@ -9,7 +9,6 @@ from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark
 from vitcli.output.scores import ERRORS, IN_REPORT, cell_of, header_of, interval_shown
 from vitcli.output.summaries import LEAST_CALIBRATED, Evaluation, TrainingSummary, VtabSummary
 from vitcli.output.text import count_of, size_text
-from vitcli.report.costs import SETTINGS, settings_cells
 from vitcli.report.grouping import (
     SEED,
     Entry,
@@ -24,6 +23,7 @@ from vitcli.report.grouping import (
     row_headers,
     row_keys,
 )
+from vitcli.report.run_tables import SETTINGS, settings_cells
 from vitcli.report.runs import EvaluationRecord, ImageSet, Names, Run, RunCollection, VtabRecord
 
 NETWORK = Header("network", kind="text")  # of the first column

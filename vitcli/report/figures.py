@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from vitcli.evaluation import figures
-from vitcli.evaluation.statistics import Reliability
+from vitcli.evaluation.predictions import Reliability
 from vitcli.output import html as html_page
 from vitcli.output.document import PageFigure
 from vitcli.output.plots import COLORS, STYLE, percent_limits, to_svg

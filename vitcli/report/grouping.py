@@ -289,9 +289,9 @@ def interval_of(
         return known
     if accuracy is None or not count:
         return None
-    from vitcli.evaluation import statistics  # loads NumPy, which stored intervals do not need
+    from vitcli.evaluation import intervals  # loads NumPy, which stored intervals do not need
 
-    return statistics.interval_of(accuracy, count)
+    return intervals.interval_of(accuracy, count)
 
 
 def interval_note(accuracy: float | None, count: int | None, known: Sequence[float] | None = None) -> str:

@@ -22,7 +22,7 @@ from vitcli.output.text import (
     seen_notes,
     short_names,
 )
-from vitcli.report import accuracy, costs
+from vitcli.report import accuracy, run_tables
 from vitcli.report.predicted import Predicted, all_predicted, are_few, by_class
 from vitcli.report.runs import Names, RunCollection, collect_runs
 
@@ -88,9 +88,9 @@ def read(places: Sequence[str]) -> Report:
     names = Names(collection)
     predicted = all_predicted(collection, names) if are_few(collection) else []
     transfer = accuracy.transfer(collection, names)
-    runs = costs.runs(collection, names, is_at_end=bool(transfer))
+    runs = run_tables.runs(collection, names, is_at_end=bool(transfer))
     tables = (
-        costs.progress(collection, names),
+        run_tables.progress(collection, names),
         *(transfer or [runs]),
         accuracy.vtab_tasks(collection),
         accuracy.few_shot(collection, names),
@@ -98,8 +98,8 @@ def read(places: Sequence[str]) -> Report:
         *accuracy.evaluations(collection, names),
         accuracy.errors(collection, names),
         by_class(predicted, names),
-        costs.trials(collection, names),
-        costs.costs(collection, names),
+        run_tables.trials(collection, names),
+        run_tables.costs(collection, names),
         *([runs] if transfer else []),
     )
     shown = tuple(table for table in tables if table and table.rows)
@@ -121,7 +121,7 @@ def listed(places: Sequence[str]) -> Report:
     """Read the runs as `read` does, and list them in one table, the newest first."""
     collection = collect_runs(places)
     names = Names(collection)
-    listing = costs.listing(collection, names, now=time.time())
+    listing = run_tables.listing(collection, names, now=time.time())
     return Report(tuple(places), collection, names, (listing,), is_list=True)
 
 
@@ -183,7 +183,7 @@ def _as_text(report: Report) -> str:
     """Return the tables under their titles, for a terminal."""
     parts = []
     for table in sorted(report.tables, key=lambda table: ORDER.get(table.key, len(ORDER))):
-        shared, table = costs.without_shared(table)
+        shared, table = run_tables.without_shared(table)
         counts = {cell.count for row in table.rows for cell in row.cells if cell.std is not None}
         of_several = f", mean ± standard deviation of {counts.pop()}" if len(counts) == 1 else ""
         parts.append(f"{plain(table.title + shared)}{of_several}\n{table.as_text()}")

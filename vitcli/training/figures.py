@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from vitcli.evaluation.statistics import accuracy_interval
+from vitcli.evaluation.intervals import accuracy_interval
 from vitcli.output.plots import BLUE, ORANGE, STYLE, percent_limits
 from vitcli.output.scores import top5_is_informative
 

@@ -18,11 +18,11 @@ from vitcli.distributed.runtime import peak_memory_gib
 from vitcli.evaluation import mistakes, multilabel
 from vitcli.evaluation.diagnosis import advice, findings, median_short_side
 from vitcli.evaluation.files import file_of, write_file
+from vitcli.evaluation.intervals import interval_of
 from vitcli.evaluation.metrics import Metrics, scores_of
 from vitcli.evaluation.multilabel import Multilabel, MultilabelMetrics
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.regression import NumberPredictions, intervals_of
-from vitcli.evaluation.statistics import interval_of
 from vitcli.export.model_card import model_card
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_jsonl, replace_file

@@ -16,7 +16,7 @@ from vitcli import recipe as recipes
 from vitcli.data import loader, sampler
 from vitcli.data.data_fingerprint import SplitContents, contents_of
 from vitcli.data.image_cache import ImageCache
-from vitcli.data.parts.held_out import FoldName
+from vitcli.data.parts.eval_split_names import FoldName
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.data.transforms import preprocessing_of

@@ -12,7 +12,7 @@ from vitcli import recipe as recipes
 from vitcli.data import dataset
 from vitcli.data.aliases import local_copy
 from vitcli.data.dataset import DataSet
-from vitcli.data.parts.held_out import FoldName
+from vitcli.data.parts.eval_split_names import FoldName
 from vitcli.data.parts.splitting import cut_dev
 from vitcli.data.seen_images import MOST_IMAGES, SeenImages
 from vitcli.data.split import Split

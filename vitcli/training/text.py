@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from vitcli.evaluation.diagnosis import FOLDS_OPTION, NUM_FOLDS
-from vitcli.evaluation.statistics import interval_of
+from vitcli.evaluation.intervals import interval_of
 from vitcli.features.label_errors import LEAST_KNOWN
 from vitcli.output.document import simple_table
 from vitcli.output.scores import first_score_rows, score_rows, shown

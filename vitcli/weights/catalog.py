@@ -23,7 +23,7 @@ from vitcli.errors import VitError, nearest
 from vitcli.models.variants import VARIANTS, find_variant, matches, num_params, variant_of_timm
 from vitcli.output.document import Columns, simple_table
 from vitcli.output.text import plain
-from vitcli.weights.authors import FILES, IN21K, STORAGE
+from vitcli.weights.authors_catalog import FILES, IN21K, STORAGE
 from vitcli.weights.licences import UNKNOWN, is_non_commercial
 from vitcli.weights.names import DEMO, Reference, registered, tags_by_network
 

@@ -27,9 +27,9 @@ from vitcli.io.files import open_regular, parse_json
 from vitcli.output.atomic import load_json
 from vitcli.output.text import first_few
 from vitcli.weights import adapters
+from vitcli.weights.authors_npz import from_official, is_official
 from vitcli.weights.download import shard_names
 from vitcli.weights.huggingface import from_huggingface, is_huggingface
-from vitcli.weights.jax import from_official, is_official
 from vitcli.weights.names import FORMATS, INDEX
 
 MAX_EXPANSION = 10  # trained weights hardly compress; an archive that grows more than this is a bomb

@@ -14,10 +14,10 @@ from vitcli.models.architecture import Architecture
 from vitcli.models.variants import BIT, HYBRID
 from vitcli.output.atomic import replace_file
 from vitcli.output.text import count_of
+from vitcli.weights.authors_npz import SPELLINGS, to_official
 from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.files import write_npz
 from vitcli.weights.io import FEATURE_STATISTICS, Weights, read_weights, write_weights, write_weights_file
-from vitcli.weights.jax import SPELLINGS, to_official
 from vitcli.weights.licences import KEY, UNKNOWN
 from vitcli.weights.load import load
 from vitcli.weights.onnx import OnnxNetwork, write_onnx
@@ -140,7 +140,7 @@ def write(
     Args:
         model: on the CPU, in evaluation mode.
         weights: those of the model, and what is stored with them if the format has a place for it.
-        names: one of `jax.SPELLINGS`, for "npz".
+        names: one of `authors_npz.SPELLINGS`, for "npz".
         form: of a file that takes images.
         calibration: for "onnx", as `write_onnx` takes it.
 

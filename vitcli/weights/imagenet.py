@@ -11,7 +11,7 @@ from pathlib import Path
 
 from timm.data import ImageNetInfo, infer_imagenet_subset
 
-from vitcli.weights.authors import FILES
+from vitcli.weights.authors_catalog import FILES
 
 IN_A_NAME = re.compile(r"(?<![a-z0-9])(in1k|imagenet-?1k|imagenet2012|ilsvrc2012|ilsvrc)(?![a-z0-9])")
 IMAGENET_1K = 1_000  # classes

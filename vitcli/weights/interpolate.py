@@ -17,10 +17,10 @@ from vitcli.models.pos_embed import resample_patch_embedding, similarity_at_land
 from vitcli.models.variants import VARIANTS
 from vitcli.output.atomic import check_out
 from vitcli.output.text import pairs
+from vitcli.weights.authors_npz import SPELLINGS
 from vitcli.weights.describe import RESAMPLED_FROM, WeightsInfo
 from vitcli.weights.formats import non_square_size, unsupported_feature, write_official
 from vitcli.weights.io import Weights, read_weights, write_weights_file
-from vitcli.weights.jax import SPELLINGS
 from vitcli.weights.load import num_prefix_rows, resample_posemb
 from vitcli.weights.timm import num_prefix_tokens
 

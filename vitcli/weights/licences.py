@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitcli.output.redaction import public_name
-from vitcli.weights.authors import STORAGE
+from vitcli.weights.authors_catalog import STORAGE
 from vitcli.weights.names import DEMO, registered
 
 if TYPE_CHECKING:

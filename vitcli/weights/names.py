@@ -18,7 +18,7 @@ from vitcli.io.files import package_folder
 from vitcli.models.variants import VARIANTS, Variant, find_variant, variant_of_timm
 from vitcli.output.run_folder import ARMS, DRAWS, RECIPE, SUMMARY, checkpoint_folders
 from vitcli.output.text import first_few
-from vitcli.weights.authors import FILES, STORAGE, authors_files, find_authors_file
+from vitcli.weights.authors_catalog import FILES, STORAGE, authors_files, find_authors_file
 
 if TYPE_CHECKING:  # timm takes seconds
     from timm.models import PretrainedCfg

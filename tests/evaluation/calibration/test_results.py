@@ -18,8 +18,8 @@ from vitcli.evaluation.calibration.prediction_sets import (
 from vitcli.evaluation.calibration.results import calibrated, fitted, results_of
 from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.evaluation.calibration.stored import Calibration
+from vitcli.evaluation.intervals import SEED
 from vitcli.evaluation.predictions import Predictions
-from vitcli.evaluation.statistics import SEED
 
 NUM_ROWS = 60
 

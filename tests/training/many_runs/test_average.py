@@ -22,7 +22,7 @@ from tests.training.test_finetune import stopped_in_part
 from vitcli import load_model
 from vitcli.data.dataset import DataSet
 from vitcli.data.seen_images import SeenImages, digests_of
-from vitcli.evaluation.statistics import mcnemar
+from vitcli.evaluation.intervals import mcnemar
 from vitcli.weights.average import START
 from vitcli.weights.io import read_weights
 

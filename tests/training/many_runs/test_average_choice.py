@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binomtest
 
 from vitcli.errors import DataError, VitError
-from vitcli.evaluation.statistics import paired_interval
+from vitcli.evaluation.intervals import paired_interval
 from vitcli.training.many_runs import average, average_inputs
 from vitcli.training.many_runs.average import (
     Candidate,

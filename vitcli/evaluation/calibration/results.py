@@ -18,8 +18,8 @@ from vitcli.evaluation.calibration.prediction_sets import (
 )
 from vitcli.evaluation.calibration.scaling import Scaling, fitted_scaling
 from vitcli.evaluation.calibration.stored import KEY, Calibration
-from vitcli.evaluation.predictions import Predictions
-from vitcli.evaluation.statistics import SEED, reliability
+from vitcli.evaluation.intervals import SEED
+from vitcli.evaluation.predictions import Predictions, reliability
 from vitcli.weights.io import damaged_metadata
 
 

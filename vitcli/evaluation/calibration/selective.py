@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vitcli.evaluation.statistics import interval_of
+from vitcli.evaluation.intervals import interval_of
 from vitcli.output.text import count_of, interval_text
 
 GOAL = 0.99  # of the answered images are right

@@ -23,10 +23,10 @@ from vitcli.distributed import peers
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.evaluation import inference
 from vitcli.evaluation.inference import EvalSettings
+from vitcli.evaluation.intervals import interval_of, mcnemar, paired_interval
 from vitcli.evaluation.metrics import metrics_of, scores_of
 from vitcli.evaluation.predictions import Predictions, scores_of_classes, unique_names
 from vitcli.evaluation.setup import settings_of_run, starts_of
-from vitcli.evaluation.statistics import interval_of, mcnemar, paired_interval
 from vitcli.export.model_card import model_card
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json

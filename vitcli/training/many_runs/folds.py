@@ -19,7 +19,7 @@ import numpy as np
 from vitcli import recipe as recipes
 from vitcli.data import dataset
 from vitcli.data.dataset import FoldedSplit
-from vitcli.data.parts.held_out import FoldName
+from vitcli.data.parts.eval_split_names import FoldName
 from vitcli.data.split import base_of
 from vitcli.data.transforms import preprocessing_of
 from vitcli.errors import VitError

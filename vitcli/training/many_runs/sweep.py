@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vitcli import recipe as recipes
-from vitcli.data.parts.held_out import DEV_PART_OF_ALL, FoldName, choice_part
+from vitcli.data.parts.eval_split_names import DEV_PART_OF_ALL, FoldName, choice_part
 from vitcli.distributed import launch
 from vitcli.distributed.runtime import shared_process_group
 from vitcli.errors import NotFiniteError, VitError

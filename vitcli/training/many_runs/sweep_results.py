@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from vitcli.evaluation.statistics import interval_of
+from vitcli.evaluation.intervals import interval_of
 from vitcli.output.run_folder import slug
 from vitcli.output.scores import OF_CLASSES
 from vitcli.output.summaries import TrainingSummary

@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_hybrid import HybridEmbed
 
 from tests.conftest import SHARED
-from vitcli.weights.jax import SPELLINGS, from_official, is_official, to_official
+from vitcli.weights.authors_npz import SPELLINGS, from_official, is_official, to_official
 
 GOLDEN = SHARED / "golden" / "checkpoints"
 LAYERS, HIDDEN, MLP, HEADS, PATCH, GRID, CLASSES = 2, 24, 40, 3, 4, 3, 5

@@ -1,68 +1,16 @@
-"""Statistics of predictions: calibration, intervals of accuracies, McNemar's test. NumPy only, no torch.
+"""95 % intervals of accuracies and of their differences, and McNemar's test. NumPy only, no torch.
 
-Calibration is Guo et al., "On Calibration of Modern Neural Networks" (arXiv 1706.04599), section 2.
-Letters: N examples, M bins, R bootstrap resamples.
+Letters: N examples, R bootstrap resamples.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
-NUM_BINS = 15  # as in Guo et al. and most published ECE values
 NUM_RESAMPLES = 10_000
 ENOUGH_TO_RESAMPLE = 50  # images from which an interval is the bootstrap's
 SEED = 0
 TAILS = (0.025, 0.975)  # of a 95 % interval
-BINS = ("edges", "counts", "confidence", "accuracy")  # of a reliability diagram in a result
-
-
-@dataclass(frozen=True)
-class Reliability:
-    """Confidence and accuracy in each bin of confidence; both are 0 in an empty bin.
-
-    Attributes:
-        edges_M1: M + 1 bounds; a bin holds the examples with lower < confidence <= upper.
-        counts_M: number of examples.
-        confidence_M: their mean probability of the predicted class.
-        accuracy_M: fraction of them that is right.
-    """
-
-    edges_M1: np.ndarray
-    counts_M: np.ndarray
-    confidence_M: np.ndarray
-    accuracy_M: np.ndarray
-
-    @property
-    def ece(self) -> float:
-        """Return the expected calibration error: sum over bins of counts / N * |confidence - accuracy|."""
-        gaps_M = np.abs(self.confidence_M - self.accuracy_M)
-        return float((self.counts_M * gaps_M).sum() / self.counts_M.sum())
-
-    @classmethod
-    def of_json(cls, bins: dict[str, list]) -> "Reliability":
-        """Return the bins of a result, see `as_json`."""
-        return cls(*(np.array(bins[key]) for key in BINS))
-
-    def as_json(self) -> dict[str, list]:
-        """Return the bins as a result has them."""
-        return {key: values_M.tolist() for key, values_M in zip(BINS, vars(self).values(), strict=True)}
-
-
-def reliability(
-    confidences_N: np.ndarray, is_right_N: np.ndarray, *, num_bins: int = NUM_BINS
-) -> Reliability:
-    """Bin predictions by the probability of the predicted class, in bins of equal width."""
-    edges_M1 = np.linspace(0.0, 1.0, num_bins + 1)
-    bins_N = np.clip(np.searchsorted(edges_M1, confidences_N, side="left") - 1, 0, num_bins - 1)
-    counts_M = np.bincount(bins_N, minlength=num_bins)
-    per_example_M = np.maximum(counts_M, 1)
-    return Reliability(
-        edges_M1=edges_M1,
-        counts_M=counts_M,
-        confidence_M=np.bincount(bins_N, weights=confidences_N, minlength=num_bins) / per_example_M,
-        accuracy_M=np.bincount(bins_N, weights=is_right_N, minlength=num_bins) / per_example_M,
-    )
 
 
 def accuracy_interval(num_right: int, num_examples: int, *, seed: int = SEED) -> tuple[float, float]:

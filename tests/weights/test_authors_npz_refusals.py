@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.weights.test_jax import HEADS, HIDDEN, linen, official_arrays, state_of, without, written
+from tests.weights.test_authors_npz import HEADS, HIDDEN, linen, official_arrays, state_of, without, written
 from vitcli.errors import WeightsError
-from vitcli.weights.jax import from_official, to_official
+from vitcli.weights.authors_npz import from_official, to_official
 
 ATTENTION = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1"
 POSEMB = "Transformer/posembed_input/pos_embedding"
