@@ -139,11 +139,12 @@ def test_every_row_of_the_weights_sums_to_one():
             AttentionLayout(2, 3, 1, (2, 3), 16, True, CLASS_TOKEN),
         ),
         ("R+ViT-Ti/16", (64, 96), SMALL, AttentionLayout(2, 3, 1, (2, 3), 32, True, CLASS_TOKEN)),
-        (
+        pytest.param(
             "vit_small_patch14_reg4_dinov2",
             (28, 42),
             {},
             AttentionLayout(12, 6, 5, (2, 3), 14, True, CLASS_TOKEN),
+            marks=pytest.mark.slow,
         ),
         ("vit_wee_patch16_reg1_gap_256", (32, 48), {}, AttentionLayout(14, 4, 1, (2, 3), 16, False, PATCHES)),
         (
@@ -164,7 +165,12 @@ def test_grid_stride_and_prefix_tokens_are_those_of_the_network(name, size, more
     ("name", "size", "reason"),
     [
         ("resnet10t", (64, 64), "has no blocks of one self-attention each"),
-        ("swin_tiny_patch4_window7_224", (224, 224), "has no blocks of one self-attention each"),
+        pytest.param(
+            "swin_tiny_patch4_window7_224",
+            (224, 224),
+            "has no blocks of one self-attention each",
+            marks=pytest.mark.slow,
+        ),
         ("cait_xxs24_224", (224, 224), "attend over other things than 14x14 patches"),
     ],
 )

@@ -77,7 +77,15 @@ def test_some_layers_are_the_same_numbers_as_all(model):
         assert torch.equal(of_some[:, some.slices[part]], of_all[:, every.slices[part]])
 
 
-@pytest.mark.parametrize("name", ["resnet10t", "cait_xxs24_224", "test_convnext", "test_efficientnet"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet10t",
+        pytest.param("cait_xxs24_224", marks=pytest.mark.slow),
+        "test_convnext",
+        "test_efficientnet",
+    ],
+)
 def test_a_network_without_such_blocks_has_the_input_of_its_head_alone(name):
     torch.manual_seed(0)
     sizes = {"img_size": 32, "patch_size": 8} if name.startswith("cait") else {}

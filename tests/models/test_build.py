@@ -442,7 +442,7 @@ def test_dropout_that_a_network_cannot_have_is_refused():
 @pytest.mark.parametrize(
     ("name", "smaller"),
     [
-        ("caformer_s18", {}),
+        pytest.param("caformer_s18", {}, marks=pytest.mark.slow),
         ("levit_128s", {}),
         ("deit_tiny_distilled_patch16_224", {"depth": 1}),
     ],

@@ -400,8 +400,17 @@ def test_timms_other_ways_through_the_network_see_the_positions(kind, place):
     assert torch.equal(model.forward_head(features), model(images()))
 
 
-@pytest.mark.parametrize(("kind", "place"), [("2d", "stem"), ("2d", "every_layer"), ("relative", "stem")])
-@pytest.mark.parametrize("method", ["hook", "fx"])
+@pytest.mark.parametrize(
+    ("kind", "place", "method"),
+    [
+        ("2d", "stem", "hook"),
+        ("2d", "every_layer", "hook"),
+        ("relative", "stem", "hook"),
+        ("2d", "every_layer", "fx"),
+        pytest.param("2d", "stem", "fx", marks=pytest.mark.slow),
+        pytest.param("relative", "stem", "fx", marks=pytest.mark.slow),
+    ],
+)
 def test_timm_finds_the_attention_weights(kind, place, method):
     model = network(kind, place)
     for block in model.blocks:

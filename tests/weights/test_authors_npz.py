@@ -265,7 +265,7 @@ def test_official_files_are_known_by_their_first_layer(names, official):
 
 GOLDEN_MODELS = json.loads((GOLDEN / "models.json").read_text()) if GOLDEN.is_dir() else {}
 GOLDEN_FILES = [
-    (model, key, spelling)
+    pytest.param(model, key, spelling, marks=() if model.startswith("tiny") else pytest.mark.slow)
     for model, settings in GOLDEN_MODELS.items()
     for key, spelling in zip(
         ("checkpoint", "linen_checkpoint", "big_vision_checkpoint"), SPELLINGS, strict=True

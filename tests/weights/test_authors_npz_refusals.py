@@ -43,7 +43,7 @@ def test_a_missing_array_is_named_in_both_spellings():
     assert f"published as {name}" in refusal_of(without(official_arrays(), name))
 
 
-@pytest.mark.parametrize("network", ["ViT", "hybrid", "BiT"])
+@pytest.mark.parametrize("network", ["ViT", pytest.param("hybrid", marks=pytest.mark.slow), "BiT"])
 def test_a_file_whose_array_has_another_shape_is_refused(network):
     arrays = written(network)
     for name, array in arrays.items():
@@ -137,7 +137,7 @@ def test_a_state_dict_that_lacks_any_tensor_is_not_written(network):
         assert refusal_to_write(without(state, name)) == f"the tensor {name} is missing"
 
 
-@pytest.mark.parametrize("network", ["ViT", "hybrid", "BiT"])
+@pytest.mark.parametrize("network", ["ViT", pytest.param("hybrid", marks=pytest.mark.slow), "BiT"])
 def test_a_tensor_of_another_shape_or_type_is_not_written(network):
     state = state_of(network)
     for name, tensor in state.items():
