@@ -134,7 +134,7 @@ OF_RESULTS = {
             "Image.open(io.BytesIO(data))",
         ),
         "the check accepts what training refuses": (
-            '            simplejpeg.decode_jpeg(data, "RGB", **SMALLEST)\n',
+            '            _read_all_bits(data, "RGB")\n',
             "",
         ),
     },

@@ -10,7 +10,7 @@ from vitcli.cache import user_cache
 from vitcli.cache.user_cache import KINDS, CacheEntry
 from vitcli.errors import VitError, nearest
 from vitcli.output import text
-from vitcli.output.document import simple_table
+from vitcli.output.document import Columns, simple_table
 
 SHOWN = 20  # entries in the list for a terminal
 ALL = "all"
@@ -56,16 +56,14 @@ def clear_cache(options: ClearOptions) -> dict[str, Any]:
         VitError: nothing is named, there is no such kind, or an age or a size cannot be read.
     """
     kinds = _kinds(options)
-    older_than_s = options.older_than and user_cache.parse_age(options.older_than, where="--older-than")
-    keep = options.keep and user_cache.parse_size(options.keep, where="--keep")
+    older_than_s = keep_bytes = None
+    if options.older_than:
+        older_than_s = user_cache.parse_age(options.older_than, where="--older-than")
+    if options.keep:
+        keep_bytes = user_cache.parse_size(options.keep, where="--keep")
     entries = user_cache.all_entries(kinds)
-    chosen = user_cache.choose(
-        entries,
-        older_than_s=older_than_s if options.older_than else None,
-        keep_bytes=keep if options.keep else None,
-    )
-    deleted, in_use = [], []
-    for entry in chosen:
+    deleted, in_use = list[CacheEntry](), list[CacheEntry]()
+    for entry in user_cache.choose(entries, older_than_s=older_than_s, keep_bytes=keep_bytes):
         goes = not user_cache.is_in_use(entry.path) if options.dry_run else user_cache.delete(entry.path)
         (deleted if goes else in_use).append(entry)
     return {
@@ -123,24 +121,14 @@ def list_as_text(result: dict[str, Any]) -> str:
         (kind["kind"], f"{kind['entries']:,}", text.bytes_text(kind["bytes"]), _day(kind), kind["what"])
         for kind in result["kinds"]
     ]
-    columns = {"kind": "id", "entries": "number", "size": "number", "last used": "id", "what": "text"}
+    columns: Columns = {
+        "kind": "id", "entries": "number", "size": "number", "last used": "id", "what": "text"
+    }  # fmt: skip
     parts = [simple_table(columns, rows).as_text().rstrip()]
     named = [entry for entry in result["entries"] if entry["about"]]
     if named:
-        rows = [
-            (
-                entry["kind"],
-                text.bytes_text(entry["bytes"]),
-                "now" if entry["in_use"] else _day(entry),
-                text.plain(entry["about"]),
-            )
-            for entry in named[:SHOWN]
-        ]
-        parts.append(
-            simple_table({"kind": "id", "size": "number", "last used": "id", "of": "text"}, rows)
-            .as_text()
-            .rstrip()
-        )
+        columns = {"kind": "id", "size": "number", "last used": "id", "of": "text"}
+        parts.append(simple_table(columns, map(_row, named[:SHOWN])).as_text().rstrip())
         if len(named) > SHOWN:
             parts.append(f"... and {len(named) - SHOWN} more, with --json")
     limit = text.bytes_text(result["limit_bytes"])
@@ -149,6 +137,11 @@ def list_as_text(result: dict[str, Any]) -> str:
         f"{user_cache.LIMIT} and {user_cache.FREE_FRACTION:.0%} of the free space (without weights)"
     )
     return "\n\n".join(parts)
+
+
+def _row(entry: dict[str, Any]) -> tuple[str, str, str, str]:
+    last_used = "now" if entry["in_use"] else _day(entry)
+    return entry["kind"], text.bytes_text(entry["bytes"]), last_used, text.plain(entry["about"])
 
 
 def clear_as_text(result: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,6 +46,18 @@ ALIGNMENT = 64
 SEED = 0x766974  # so that the checksum of zeros is not zero
 DELETED_WITHIN_S = 0.2  # a store, by another process
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of a file system without any
+
+MakeSegment = Callable[[int, int], tuple[BinaryIO, int]]  # number and bytes to a new file, and its room
+
+
+@dataclass
+class _Segment:
+    """The file that this process adds rows to, in use up to `end`."""
+
+    number: int
+    file: BinaryIO
+    length: int
+    end: int = 0
 
 
 class RowStore:
@@ -76,7 +89,7 @@ class RowStore:
         index_file: BinaryIO,
         num_rows: int,
         *,
-        make_segment: Callable[[int, int], tuple[BinaryIO, int]] | None,
+        make_segment: MakeSegment | None,
         open_segment: Callable[[int], BinaryIO],
         limit_bytes: float = float("inf"),
         lock: BinaryIO | None = None,
@@ -92,7 +105,7 @@ class RowStore:
         self._mutex = threading.Lock()
         self._checked: dict[int, bytes] = {}  # rows whose content agrees with this record
         self._maps: dict[int, mmap.mmap] = {}
-        self._segment, self._file, self._end, self._length = 0, None, 0, 0
+        self._segment: _Segment | None = None
 
     def stamps(self) -> np.ndarray:
         """Return the stamps of all rows as they are now, (N,) uint64; 0 for one that was never added."""
@@ -114,7 +127,7 @@ class RowStore:
             return None
         content_ABC = np.frombuffer(mapped, np.uint8, num_bytes, offset).reshape(a, b, c)
         if not is_checked:
-            if xxhash.xxh3_64_intdigest(content_ABC, SEED) != checksum:
+            if xxhash.xxh3_64_intdigest(content_ABC.data, SEED) != checksum:
                 return None
             self._checked[row] = record
         return content_ABC
@@ -125,18 +138,19 @@ class RowStore:
         Args:
             stamp: not 0; changes when the content does.
         """
-        if self._make_segment is None or not content_ABC.nbytes:
+        make_segment = self._make_segment
+        if make_segment is None or not content_ABC.nbytes:
             return False
         content_ABC = np.ascontiguousarray(content_ABC)
         try:
             with self._mutex:
-                place = self._reserve(content_ABC.nbytes)
+                place = self._reserve(content_ABC.nbytes, make_segment)
             if place is None:
                 self.is_full = True
                 return False
             segment, file, offset = place
-            _write(file, memoryview(content_ABC).cast("B"), offset)
-            checksum = xxhash.xxh3_64_intdigest(content_ABC, SEED)
+            _write(file, content_ABC.data.cast("B"), offset)
+            checksum = xxhash.xxh3_64_intdigest(content_ABC.data, SEED)
             self._write_record(row, PLACE.pack(stamp, segment, offset, *content_ABC.shape, checksum))
         except OSError as error:
             self.problem, self.is_full, self._make_segment = error, True, None
@@ -148,29 +162,30 @@ class RowStore:
     def close(self) -> None:
         """Unlock the store. What was read stays valid."""
         self._make_segment = None
-        for file in (self._lock_file, self._index_file, self._file):
+        for file in (self._lock_file, self._index_file, self._segment and self._segment.file):
             if file:
                 file.close()
 
-    def _reserve(self, num_bytes: int) -> tuple[int, BinaryIO, int] | None:
+    def _reserve(self, num_bytes: int, make_segment: MakeSegment) -> tuple[int, BinaryIO, int] | None:
         """Return segment, its file and the offset for a content; None beyond the limit."""
         length = aligned(num_bytes)
         if self.added_bytes + length > self.limit_bytes or length > MOST_ROW_BYTES:
             return None
-        if self._end + length > self._length:
-            segment = secrets.randbits(64)
+        segment = self._segment
+        if segment is None or segment.end + length > segment.length:
+            number = secrets.randbits(64)
             needed = max(length, int(min(self.segment_bytes, self.limit_bytes - self.added_bytes)))
-            file, room = self._make_segment(segment, needed)
+            file, room = make_segment(number, needed)
             if room < needed:
                 self.limit_bytes = self.added_bytes + room
             os.ftruncate(file.fileno(), needed)  # a hole, so that it can be mapped at once
-            self._segment, self._file, self._end, self._length = segment, file, 0, needed
+            segment = self._segment = _Segment(number, file, needed)
             if length > room:
                 return None
-        offset = self._end
-        self._end += length
+        offset = segment.end
+        segment.end += length
         self.added_bytes += length
-        return self._segment, self._file, offset
+        return segment.number, segment.file, offset
 
     def _write_record(self, row: int, place: bytes) -> None:
         record = place + _check(place)
@@ -317,8 +332,10 @@ def _lock(folder: Path, about: dict[str, Any], *, is_shared: bool) -> BinaryIO |
 
 
 def _open(path: Path, flags: int) -> BinaryIO:
-    mode, flags = "rb" if flags == os.O_RDONLY else "r+b", flags | os.O_NONBLOCK | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags | os.O_NOFOLLOW, 0o600), mode, buffering=0)
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    if flags == os.O_RDONLY:
+        return os.fdopen(descriptor, "rb", buffering=0)
+    return os.fdopen(descriptor, "r+b", buffering=0)
 
 
 def _check(place: bytes) -> bytes:

@@ -26,7 +26,7 @@ except ImportError:  # no wheel for this platform or Python: slower, the same pi
 
 RULES = 1  # to be raised when `decode` gives other pixels for any file: part of the key of cached ones
 # Never EPS (it starts Ghostscript), FITS or PDF-like formats.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+FORMATS: tuple[str, ...] = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 JPEG_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif"}
 IMAGE_SUFFIXES = JPEG_SUFFIXES | {".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 HEIC_SUFFIXES = {".heic", ".heif"}
@@ -36,7 +36,7 @@ PHOTOGRAPH_SUFFIXES = HEIC_SUFFIXES | {
 HEIC_ADVICE = "HEIC: install pillow-heif, or convert"
 HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")  # in bytes 8 to 12 of a file
 STRIP_PIXELS = 2**22  # that are converted at a time
-MAX_PIXELS = Image.MAX_IMAGE_PIXELS  # about 89 million; Pillow only warns up to twice that
+MAX_PIXELS = 2**30 // 4 // 3  # about 89 million, as of Pillow, which only warns up to twice that
 MAX_SIDE = 65_535  # a JPEG's; a damaged header may claim millions by eleven, which take seconds
 JPEG_BEGIN, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 BEGINNINGS = (JPEG_BEGIN, b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")  # of FORMATS; WebP is RIFF
@@ -53,7 +53,6 @@ COLOUR_PROFILE, COLOUR_PROFILE_NAME = 0xFFE2, b"ICC_PROFILE\0"
 # parameters of a scan and unknown colour transforms are harmless, and viewers show such images.
 DAMAGE = ("premature end", "bad huffman code", "bad arithmetic code", "instead of rst",
           "inconsistent progression")  # fmt: skip
-SMALLEST = {"min_width": 1, "min_height": 1, "min_factor": 8}  # reads all bits, and transforms few
 LEAST_SHRINKING = 2  # the decoder takes longer for less
 WORTH_A_CUT = 0.95  # of the height; above it the copy of the file costs as much as it saves
 TRANSPOSED = {
@@ -125,9 +124,10 @@ class Jpeg:
             return self.decode(least_width)
         data, at = self.data, self.height_at
         shorter = data[:at] + height.to_bytes(2, "big") + data[at + 2 :]
-        options = {"min_width": least_width, "min_factor": LEAST_SHRINKING, "strict": False}
         try:
-            return simplejpeg.decode_jpeg(shorter, "RGB", **options)
+            return simplejpeg.decode_jpeg(
+                shorter, "RGB", min_width=least_width, min_factor=LEAST_SHRINKING, strict=False
+            )
         except Exception:
             return self.decode(least_width)
 
@@ -135,7 +135,8 @@ class Jpeg:
 def open_image(data: bytes, *, where: Callable[[int], str], row: int) -> Jpeg | np.ndarray:
     """Return a plain JPEG undecoded, any other image decoded; arguments and errors as of `decode`."""
     if simplejpeg and (frame := _plain_frame(data)):
-        return Jpeg(data, *frame, where, row)
+        shape, height_at, reach = frame
+        return Jpeg(data, shape, height_at, reach, where, row)
     return _decode_checked(data, where=where, row=row)
 
 
@@ -210,9 +211,14 @@ def check(data: bytes, *, where: Callable[[int], str], row: int) -> None:
     """Refuse what `decode` would refuse, for JPEGs at about half of its cost."""
     if simplejpeg and _plain_frame(data):
         with suppress(Exception):
-            simplejpeg.decode_jpeg(data, "RGB", **SMALLEST)
+            _read_all_bits(data, "RGB")
             return
     decode(data, where=where, row=row)
+
+
+def _read_all_bits(data: bytes, colours: str) -> None:
+    """Raise what simplejpeg says of damage, in less time than decoding: few frequencies are transformed."""
+    simplejpeg.decode_jpeg(data, colours, min_width=1, min_height=1, min_factor=8)
 
 
 def decoded_bytes(data: bytes) -> int:
@@ -259,7 +265,7 @@ def _decode(data: bytes) -> np.ndarray:
         try:
             if is_shown_as_stored:
                 return simplejpeg.decode_jpeg(data, colours)
-            simplejpeg.decode_jpeg(data, colours, **SMALLEST)  # to be told of damage
+            _read_all_bits(data, colours)
         except ValueError as error:
             if any(words in str(error).lower() for words in DAMAGE):
                 raise
@@ -277,7 +283,7 @@ def to_rgb(image: Image.Image) -> np.ndarray:
     for top in range(0, height, num_rows):
         bottom = min(top + num_rows, height)
         strip = image if num_rows >= height else image.crop((0, top, width, bottom))
-        pixels_HWC[top:bottom] = _as_rgb(strip)
+        pixels_HWC[top:bottom] = np.asarray(_as_rgb(strip))
     return pixels_HWC
 
 

@@ -182,11 +182,10 @@ def open_example(
     """
 
     def open_row() -> tuple[np.ndarray | Jpeg, Label]:
-        image, label = read_row(row)
+        stored, label = read_row(row)
         if split.is_large:
             check_label(split, label, row)
-        if isinstance(image, bytes):
-            image = open_image(image, where=split.where_is, row=row)
+        image = open_image(stored, where=split.where_is, row=row) if isinstance(stored, bytes) else stored
         return image, label
 
     def decode_row() -> tuple[np.ndarray, Label]:
@@ -277,7 +276,7 @@ class _BatchInProgress:
     """The memory of a batch, and the threads' work on it: each writes its own chunk of the images."""
 
     images_BHWC: Tensor
-    chunks: list[Future]
+    chunks: list[Future[list[Example]]]
 
     def result(self) -> Batch:
         """Wait for all images; raise the first error."""
@@ -285,11 +284,10 @@ class _BatchInProgress:
         images_BHWC, is_whole = self.images_BHWC, [example.label is not None for example in examples]
         if not all(is_whole):
             images_BHWC = images_BHWC[torch.tensor(is_whole)]
-        whole = [example for example in examples if example.label is not None]
         return Batch(
             images_BCHW=images_BHWC.permute(0, 3, 1, 2),
-            labels_B=_labels_of([example.label for example in whole]),
-            rows_B=torch.tensor([example.row for example in whole], dtype=torch.int64),
+            labels_B=_labels_of([e.label for e in examples if e.label is not None]),
+            rows_B=torch.tensor([e.row for e in examples if e.label is not None], dtype=torch.int64),
             skipped=tuple(place for example in examples for place in example.skipped),
         )
 
@@ -297,7 +295,8 @@ class _BatchInProgress:
 def _labels_of(labels: list[Label]) -> Tensor:
     if any(isinstance(label, float) for label in labels):
         return torch.tensor(labels, dtype=torch.float64)
-    if not any(isinstance(label, tuple) for label in labels):
+    several = [label for label in labels if isinstance(label, tuple)]
+    if not several:
         return torch.tensor(labels, dtype=torch.int64)
-    most = max(1, *(len(label) for label in labels))
-    return torch.tensor([(*label, *[-1] * (most - len(label))) for label in labels], dtype=torch.int64)
+    most = max(1, max(map(len, several)))
+    return torch.tensor([label + (-1,) * (most - len(label)) for label in several], dtype=torch.int64)

@@ -29,7 +29,7 @@ from vitcli.data.shards.remote import (
     file_name,
     locate,
 )
-from vitcli.data.sources.tables import split_of
+from vitcli.data.sources.tables import split_named_in
 from vitcli.data.split import SourceFiles, Split
 from vitcli.errors import DataError
 from vitcli.io.credentials import public_address
@@ -223,8 +223,8 @@ def _check_one_split(urls: Sequence[str], name: str) -> None:
     parts = {url: public_address(url).split("/") for url in reversed(urls)}
     common = set.intersection(*map(set, parts.values()))
     distinct = {url: [part for part in path if part not in common] for url, path in parts.items()}
-    splits = {split_of(Path("_", *path), None): url for url, path in distinct.items()}
-    splits.pop(None, None)
+    named = {url: split_named_in(Path("_").joinpath(*path)) for url, path in distinct.items()}
+    splits = {split: url for url, split in named.items() if split}
     if len(splits) > 1:
         raise DataError(
             f"the shards of {name} belong to several splits: {', '.join(sorted(splits))}",

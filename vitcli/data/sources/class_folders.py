@@ -51,7 +51,7 @@ def open_class_folders(path: Path, *, typed: str, one_class: bool) -> Tables | N
     if not one_class:
         for folder in folders.values():
             _check_level(folder, path, typed)
-    classes = subfolders(folders["train"]) if "train" in folders else None
+    classes = subfolders(folders["train"]) if "train" in folders else []
     for folder in folders.values() if classes else ():
         check_no_more_classes(
             subfolders(folder),
@@ -61,7 +61,7 @@ def open_class_folders(path: Path, *, typed: str, one_class: bool) -> Tables | N
             where=str(folder),
             fix="move those folders away, or add them to train/",
         )
-    check_names(classes or [])
+    check_names(classes)
     splits = {
         name: _SplitFolder(path, folder, tuple(classes or subfolders(folder)))
         for name, folder in folders.items()

@@ -134,7 +134,7 @@ def list_files(folder: Path, root: Path, *, recursive: bool = True) -> Files:
     Raises:
         DataError: a folder cannot be read; its images would be missing without a word.
     """
-    images, others, system, linked, figures = [], [], [], [], []
+    images, others, system, linked, figures = (list[str]() for _ in range(5))
     for parent, folders, names in os.walk(folder, onerror=_refuse):
         if parent != str(folder) and is_result(names):
             figures += _images_in(parent)

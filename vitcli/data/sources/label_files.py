@@ -32,8 +32,11 @@ from vitcli.data.sources.folders import (
 from vitcli.data.sources.label_values import (
     NEEDS_NUMBERS,
     WHOLE_NUMBER,
+    Classes,
+    ClassLists,
     LabelText,
     LabelValues,
+    Numbers,
     check_are_classes,
     columns_of_numbers,
     hot_names,
@@ -190,23 +193,31 @@ def open_label_files(files: Sequence[Path], root: Path, choices: LabelChoices, *
     listed = list_files(root, root)
     read = [read_label_file(path, root, choices) for path in files]
     images = _labelled_images(read, _Places(root, listed))
-    # Sort them by split; files that are not images are left out like those that no row names.
-    unreadable, by_split = {*listed.others}, {}
-    for image in images:
-        if image.path not in unreadable:
-            by_split.setdefault(_split_of_row(image), []).append(image)
-    if not by_split:
+    # Files that are not images are left out like those that no row names.
+    named, others = {image.path for image in images}, {*listed.others}
+    images = [image for image in images if image.path not in others]
+    if not images:
         what = f"no row of {read[0].path.name} names an image that vit can read"
         raise DataError(what, where=str(read[0].path), fix=f"write {COLUMNS_HELP}")
-    labelled = _read_splits(by_split, choices)
-    names = _class_names(labelled, read[0])
-    named = {image.path for image in images}
+    # Sort them by split; what kind of labels they have is decided by all of them.
+    rows_of: dict[str, list[int]] = {}
+    for row, image in enumerate(images):
+        rows_of.setdefault(_split_of_row(image), []).append(row)
+    file = images[0].file
+    labels = read_labels(
+        [LabelText(image.label, image.place) for image in images],
+        numbers=choices.numbers,
+        is_one_hot=len(file.label_columns) > 1,
+    )
+    if choices.label_column is None:
+        check_are_classes(labels, file.label_column, where=str(file.path))
+    names = _class_names(labels, rows_of, read[0])
     unnamed = relative([path for path in listed.images if path not in named], root)
     left_out = left_out_of(UNREADABLE, relative([path for path in listed.others if path in named], root))
     if of_folder:
         left_out = listed.left_out(root, but=map(str, files)) | left_out_of(UNNAMED, unnamed)
     return Tables(
-        {split: partial(_table, by_split[split], labelled[split], names) for split in by_split},
+        {split: partial(_table, images, rows, labels, names) for split, rows in rows_of.items()},
         root,
         label_column=read[0].label_column,
         left_out=lambda split: left_out,
@@ -249,24 +260,6 @@ def _twice(first: LabelledImage, label: str, place: str, name: str) -> DataError
         where=where,
         fix=f"remove one; for an image of several classes write one row: {first.label}|{label}",
     )
-
-
-def _read_splits(by_split: dict[str, list[LabelledImage]], choices: LabelChoices) -> dict[str, LabelValues]:
-    """Return the labels of each split; of what kind they are is decided by all of them."""
-    images = [image for images_here in by_split.values() for image in images_here]
-    file = images[0].file
-    labels = read_labels(
-        [LabelText(image.label, image.place) for image in images],
-        numbers=choices.numbers,
-        is_one_hot=len(file.label_columns) > 1,
-    )
-    if choices.label_column is None:
-        check_are_classes(labels, file.label_column, where=str(file.path))
-    values = iter(labels.values)
-    return {
-        split: LabelValues(labels.kind, [next(values) for _ in images_here])
-        for split, images_here in by_split.items()
-    }
 
 
 def read_label_file(path: Path, root: Path, choices: LabelChoices = LabelChoices()) -> LabelFile:
@@ -534,16 +527,16 @@ def _without_label(images: list[LabelledImage], files: list[LabelFile]) -> DataE
     )
 
 
-def _class_names(labelled: dict[str, LabelValues], file: LabelFile) -> list[str]:
+def _class_names(labels: LabelValues, rows_of: dict[str, list[int]], file: LabelFile) -> list[str]:
     """Return the labels of train, numbers in their order; other splits may have no more.
 
     Columns of 0 and 1 keep their order, and a class may have no image. Numbers to predict have no classes.
     """
-    if any(labels.kind == "number" for labels in labelled.values()):
+    if isinstance(labels, Numbers):
         return []
     if len(file.label_columns) > 1:
         return list(file.label_columns)
-    classes = {split: labels.classes_of(range(len(labels.values))) for split, labels in labelled.items()}
+    classes = {split: labels.names_of(rows) for split, rows in rows_of.items()}
     names = classes.get("train") or set().union(*classes.values())
     for split, names_here in classes.items():
         fix = "correct the labels, or add images of these classes to train"
@@ -555,27 +548,33 @@ def _class_names(labelled: dict[str, LabelValues], file: LabelFile) -> list[str]
     return sorted(names)
 
 
-def _table(images: list[LabelledImage], labels: LabelValues, names: list[str]) -> "datasets.Dataset":
-    """Return the images, their labels, and the columns that the file has besides."""
+def _table(
+    all_images: list[LabelledImage], rows: list[int], labels: LabelValues, names: list[str]
+) -> "datasets.Dataset":
+    """Return the images of some rows, their labels, and the columns that the file has besides."""
     import datasets
 
+    images = [all_images[row] for row in rows]
     file = images[0].file
     number_of = {name: number for number, name in enumerate(names)}
-    if labels.kind == "several":
-        numbers: list = [sorted(number_of[name] for name in value) for value in labels.values]
-        kind: object = datasets.List(datasets.ClassLabel(names=names))
-    elif labels.kind == "class":
-        numbers, kind = [number_of[name] for name in labels.values], datasets.ClassLabel(names=names)
-    else:
-        numbers, kind = labels.values, datasets.Value("float64")
-    columns: dict[str, list] = {file.label_column: numbers}
-    types: dict[str, object] = {file.label_column: kind}
+    columns: dict[str, list] = {}
+    types: dict[str, object] = {}
+    match labels:
+        case Classes(values):
+            columns[file.label_column] = [number_of[values[row]] for row in rows]
+            types[file.label_column] = datasets.ClassLabel(names=names)
+        case ClassLists(lists):
+            columns[file.label_column] = [sorted(number_of[name] for name in lists[row]) for row in rows]
+            types[file.label_column] = datasets.List(datasets.ClassLabel(names=names))
+        case Numbers(numbers):
+            columns[file.label_column] = [numbers[row] for row in rows]
+            types[file.label_column] = datasets.Value("float64")
     for column in images[0].row:
         if column in (file.file_column, *file.label_columns, file.label_column):
             continue
-        values: list = [image.row.get(column, "") for image in images]
-        is_number = all(map(WHOLE_NUMBER.fullmatch, values))
-        columns[column] = [int(value) for value in values] if is_number else values
+        texts = [image.row.get(column, "") for image in images]
+        is_number = all(map(WHOLE_NUMBER.fullmatch, texts))
+        columns[column] = [int(text) for text in texts] if is_number else texts
         types[column] = datasets.Value("int64" if is_number else "string")
     return table_of([image.path for image in images], columns, types, image_column=file.file_column)
 

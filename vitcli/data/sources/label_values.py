@@ -8,9 +8,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from vitcli.data.split import LARGEST_NUMBER
 from vitcli.errors import DataError
@@ -34,8 +33,6 @@ MANY_NUMBERS, IMAGES_PER_NUMBER = 1_000, 20  # more numbers with fewer images ea
 NUMBERS, NAMES = "numbers", "a name of each image"
 NEEDS_NUMBERS = "vit finetune with --set objective.loss=regression predicts numbers"
 
-Label = str | tuple[str, ...] | float
-
 
 @dataclass(frozen=True)
 class LabelText:
@@ -46,21 +43,35 @@ class LabelText:
 
 
 @dataclass(frozen=True)
-class LabelValues:
-    """The labels of all images of a file.
+class Classes:
+    """The class of each image of a file."""
 
-    Attributes:
-        kind: a name each, a tuple of names each, or a number each.
-        values: in the order of the images.
-    """
+    values: list[str]
 
-    kind: Literal["class", "several", "number"]
-    values: list[Label]
-
-    def classes_of(self, rows: Sequence[int]) -> set[str]:
+    def names_of(self, rows: Iterable[int]) -> set[str]:
         """Return the names of the classes that some of the images have."""
-        several = self.kind == "several"
-        return {name for row in rows for name in (self.values[row] if several else [self.values[row]])}
+        return {self.values[row] for row in rows}
+
+
+@dataclass(frozen=True)
+class ClassLists:
+    """The classes of each image of a file, several or none."""
+
+    values: list[tuple[str, ...]]
+
+    def names_of(self, rows: Iterable[int]) -> set[str]:
+        """Return the names of the classes that some of the images have."""
+        return {name for row in rows for name in self.values[row]}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The number of each image of a file, which is to be predicted."""
+
+    values: list[float]
+
+
+LabelValues = Classes | ClassLists | Numbers
 
 
 def read_labels(labels: Sequence[LabelText], *, numbers: bool, is_one_hot: bool) -> LabelValues:
@@ -74,21 +85,19 @@ def read_labels(labels: Sequence[LabelText], *, numbers: bool, is_one_hot: bool)
         DataError: a text is not a number or a list, names no class or one twice, or they are of two kinds.
     """
     if numbers:
-        return LabelValues("number", [number_in(label) for label in labels])
+        return Numbers([number_in(label) for label in labels])
     lists = [_json_list(label) for label in labels]
-    if any(value is not None for value in lists):
+    if any(names is not None for names in lists):
         return _of_lists(lists, labels, is_one_hot=is_one_hot)
     separator = _separator([label.text for label in labels])
     if separator is None:
-        return LabelValues("class", [label.text for label in labels])
+        return Classes([label.text for label in labels])
     other = SEPARATORS[1 - SEPARATORS.index(separator)]
     of_other = [label for label in labels if other in label.text]
     if of_other:
         of_this = next(label for label in labels if separator in label.text)
         raise _mixed(of_this, of_other[0], f"separated by {separator!r} and by {other!r}")
-    return LabelValues(
-        "several", [_names([*map(str.strip, label.text.split(separator))], label) for label in labels]
-    )
+    return ClassLists([_names([*map(str.strip, label.text.split(separator))], label) for label in labels])
 
 
 def hot_names(values: Mapping[str, str], columns: Sequence[str], place: str) -> str:
@@ -161,11 +170,13 @@ def check_are_classes(labels: LabelValues, column: str, *, where: str) -> None:
     Raises:
         DataError: there are almost as many labels as images, decimals, or thousands of numbers.
     """
-    counts, total = set(labels.values) if labels.kind == "class" else set(), len(labels.values)
-    kind = kind_of_values(counts, total)
+    if not isinstance(labels, Classes):
+        return
+    names, total = set(labels.values), len(labels.values)
+    kind = kind_of_values(names, total)
     if kind is None:
         return
-    what = f"column {column!r} has {len(counts):,} values in {count_of(total, 'row')}"
+    what = f"column {column!r} has {len(names):,} values in {count_of(total, 'row')}"
     anyway = f"--set data.label_column={column} takes them as classes"
     raise DataError(
         f"{what}, which look like {kind} and not like classes",
@@ -195,7 +206,7 @@ def is_number(text: str) -> bool:
     return True
 
 
-def _json_list(label: LabelText) -> list | None:
+def _json_list(label: LabelText) -> list[str] | None:
     """Return the list that a text is in JSON; None if it does not look like one."""
     if not (label.text.startswith("[") and label.text.endswith("]")):
         return None
@@ -216,17 +227,19 @@ def _json_list(label: LabelText) -> list | None:
     )
 
 
-def _of_lists(lists: list[list | None], labels: Sequence[LabelText], *, is_one_hot: bool) -> LabelValues:
-    is_list = [value is not None for value in lists]
-    if not all(is_list):
-        a_list, a_name = labels[is_list.index(True)], labels[is_list.index(False)]
-        raise _mixed(a_list, a_name, "a list beside a name")
-    if is_one_hot and all(len(names) == 1 for names in lists):
-        return LabelValues("class", [names[0] for names in lists])
-    if not any(lists):
+def _of_lists(
+    lists: list[list[str] | None], labels: Sequence[LabelText], *, is_one_hot: bool
+) -> Classes | ClassLists:
+    all_names = [names for names in lists if names is not None]
+    if len(all_names) < len(lists):
+        a_list = next(label for label, names in zip(labels, lists, strict=True) if names is not None)
+        raise _mixed(a_list, labels[lists.index(None)], "a list beside a name")
+    if is_one_hot and all(len(names) == 1 for names in all_names):
+        return Classes([names[0] for names in all_names])
+    if not any(all_names):
         fix = "write the names of the classes of each image"
         raise DataError("no row has a label", where=labels[0].place, fix=fix)
-    return LabelValues("several", [_names(names, label) for names, label in zip(lists, labels, strict=True)])
+    return ClassLists([_names(names, label) for names, label in zip(all_names, labels, strict=True)])
 
 
 def _names(names: list[str], label: LabelText) -> tuple[str, ...]:

@@ -85,9 +85,14 @@ def open_without_labels(path: Path) -> Tables | None:
     )
 
 
-def split_of(file: Path, default: str | None = "train") -> str | None:
-    """Return the split of a file by the first such word in its path inside the data set, else `default`."""
+def split_of(file: Path) -> str:
+    """Return the split that the path of a file inside the data set names, else train."""
+    return split_named_in(file) or "train"
+
+
+def split_named_in(file: Path) -> str | None:
+    """Return the split of a file by the first such word in its path inside the data set; None without one."""
     words = [
         word for part in file.with_suffix("").parts for word in part.lower().replace("_", "-").split("-")
     ]
-    return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), default)
+    return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), None)
