@@ -11,12 +11,13 @@ import pytest
 from tests.data.shards.test_streaming import parquet, tars  # noqa: F401, fixtures
 from vitcli.data import data_fingerprint, dataset
 from vitcli.data.shards import rows
+from vitcli.data.sources.tables import Choices
 from vitcli.data.split import SourceFiles
 from vitcli.distributed import runtime
 
 
 def contents_of(root, *, split: str = "train", **keys) -> data_fingerprint.SplitContents:
-    return contents_of_split(dataset.DataSet(str(root), **keys).open(split))
+    return contents_of_split(dataset.DataSet(str(root), Choices(**keys)).open(split))
 
 
 def contents_of_split(split) -> data_fingerprint.SplitContents:

@@ -12,6 +12,7 @@ from vitcli import recipe
 from vitcli.data.classes import match_class_names, spelled_as
 from vitcli.data.dataset import DataSet, open_eval, open_train_and_eval
 from vitcli.data.parts.splitting import cut_dev, random_subset, stratified_counts
+from vitcli.data.sources.tables import Choices
 from vitcli.data.split import Split, classes_without
 from vitcli.errors import DataError
 
@@ -149,7 +150,7 @@ def test_what_is_no_task_of_vtab_is_refused_offline(monkeypatch, name, streaming
     monkeypatch.setattr("vitcli.data.dataset.find_shards", None)
 
     with pytest.raises(DataError, match=r"there is no data set .*, did you mean 'vtab/"):
-        DataSet(name, streaming=streaming)
+        DataSet(name, Choices(streaming=streaming))
 
 
 def test_a_run_on_a_slice_of_the_test_split_is_not_scored_on_all_of_it(tmp_path):
@@ -165,7 +166,7 @@ def test_several_splits_without_a_usual_name_must_be_chosen_from(tmp_path):
     table = datasets.Dataset.from_dict({"image": [b"x"], "label": [0]})
     datasets.DatasetDict(one=table, two=table).save_to_disk(tmp_path)
     with pytest.raises(DataError) as caught:
-        DataSet(str(tmp_path), streaming=True)
+        DataSet(str(tmp_path), Choices(streaming=True))
     assert "leave data.streaming out" in caught.value.fix
 
     with pytest.raises(DataError, match="several splits and none is named") as caught:

@@ -13,6 +13,7 @@ from vitcli import recipe
 from vitcli.data import vtab_splits
 from vitcli.data.dataset import DataSet, open_train_and_eval
 from vitcli.data.loader import read_example
+from vitcli.data.sources.tables import Choices
 from vitcli.errors import DataError
 
 
@@ -152,7 +153,10 @@ def test_a_copy_with_its_classes_in_it_and_a_named_column_are_taken_as_they_are(
     assert DataSet("vtab/dsprites_location").open("test").read_labels().tolist() == [0, 1]
 
     shelf("vtab/clevr_count", {"train": 8, "test": 2}, objects=lambda n: [{"size": 1}], mine=lambda n: n % 4)
-    assert DataSet("vtab/clevr_count", label_column="mine").open("test").read_labels().tolist() == [0, 1]
+    assert DataSet("vtab/clevr_count", Choices(label_column="mine")).open("test").read_labels().tolist() == [
+        0,
+        1,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +171,7 @@ def test_real_images_in_the_manner_of_a_task_get_their_own_labels(shared, tmp_pa
         (tmp_path / alias / f"{part}-00000-of-00001.parquet").unlink()
     shutil.copy(tmp_path / alias / "test.parquet", tmp_path / alias / "validation.parquet")
     monkeypatch.setenv("VIT_DATA", str(tmp_path))
-    plain = DataSet(str(tmp_path / alias), label_column="label")
+    plain = DataSet(str(tmp_path / alias), Choices(label_column="label"))
 
     for split in ("train", "test"):
         found, wanted = DataSet(alias).open(split), plain.open(split)

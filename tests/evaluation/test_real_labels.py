@@ -15,6 +15,7 @@ from tests.conftest import data_section
 from vitcli.cli import app
 from vitcli.data.columns import PATHS
 from vitcli.data.dataset import DataSet
+from vitcli.data.sources.tables import Choices
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.real_labels import (
@@ -172,7 +173,7 @@ def test_streamed_shards_find_their_labels_by_a_column_or_by_file_names(tmp_path
         images = [{"bytes": b"image", "path": f"val/{name}.JPEG"} for name in names]
         labels = [lists[n][-1] for n in order]
         pq.write_table(pa.table({"image": images, "label": labels, "index": order}), tmp_path / "val.parquet")
-    source = DataSet(str(tmp_path), num_classes=8, streaming=True).open("validation")
+    source = DataSet(str(tmp_path), Choices(num_classes=8, streaming=True)).open("validation")
 
     real = labels_of_split(source, lists, None, path="real.json", column=column)
 

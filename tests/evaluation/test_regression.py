@@ -15,6 +15,7 @@ from tests.conftest import run
 from tests.figures import drawn_figures, points_of
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint, of_layers, stopped_in_part
 from vitcli.data.dataset import DataSet
+from vitcli.data.sources.tables import Choices
 from vitcli.data.split import LARGEST_NUMBER
 from vitcli.errors import DataError, WeightsError
 from vitcli.evaluation import regression
@@ -142,7 +143,7 @@ def trained(ages, tmp_path_factory) -> Path:
 
 def test_a_run_reports_errors_and_evaluate_and_predict_agree_with_it(ages, trained, tmp_path):
     summary = json.loads((trained / "summary.json").read_text())
-    numbers = DataSet(str(ages), label_column="age", numbers=True).open("train").read_labels()
+    numbers = DataSet(str(ages), Choices(label_column="age", numbers=True)).open("train").read_labels()
 
     assert summary["target"] == {"name": "age", "mean": pytest.approx(numbers.mean()), "std": numbers.std()}
     assert (trained / "classes.txt").read_text() == "age\n" and "top1" not in summary
@@ -154,7 +155,7 @@ def test_a_run_reports_errors_and_evaluate_and_predict_agree_with_it(ages, train
     true, predicted = np.array(points_of(figures["numbers.png"], 1)).T
     assert (
         true.tolist()
-        == DataSet(str(ages), label_column="age", numbers=True).open("test").read_labels().tolist()
+        == DataSet(str(ages), Choices(label_column="age", numbers=True)).open("test").read_labels().tolist()
     )
     assert np.abs(predicted - true).mean() == pytest.approx(again["mae"])
 
@@ -165,7 +166,7 @@ def test_a_run_reports_errors_and_evaluate_and_predict_agree_with_it(ages, train
     # The predictions of files are those of the evaluation, in the unit of the labels.
     predicted = run("predict", "--ckpt", trained, ages, "--json", "-q").json["predictions"]
     by_file = {Path(entry["file"]).name: entry["value"] for entry in predicted}
-    test = DataSet(str(ages), label_column="age", numbers=True).open("test")
+    test = DataSet(str(ages), Choices(label_column="age", numbers=True)).open("test")
     errors = [abs(by_file[f"{24 + row}.png"] - age) for row, age in enumerate(test.read_labels())]
     assert np.mean(errors) == pytest.approx(summary["mae"], abs=1e-6)
 
@@ -280,7 +281,7 @@ def test_files_that_cannot_be_read_follow_the_numbers_in_a_table():
 
 
 def test_all_numbers_equal_are_refused(ages):
-    split = DataSet(str(ages), label_column="age", numbers=True).open("train").rows(np.array([3, 3]))
+    split = DataSet(str(ages), Choices(label_column="age", numbers=True)).open("train").rows(np.array([3, 3]))
 
     with pytest.raises(DataError, match="all 2 numbers to predict are"):
         target_of_split(split)

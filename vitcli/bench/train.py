@@ -119,8 +119,8 @@ def _job(recipe: Recipe, options: BenchOptions) -> TrainingJob:
         return start
 
     is_synthetic = recipe.data.dataset == synthetic.NAME
-    kind = synthetic.SyntheticDataSet if is_synthetic else DataSet
-    data = RunData(starts_of(recipe), quiet=True, kind=kind)
+    data_set = synthetic.SyntheticDataSet if is_synthetic else DataSet
+    data = RunData(starts_of(recipe), quiet=True, data_set=data_set)
     job = set_up(command, recipe, run_options, make_model, data=data)
     if options.cached:  # every image is read once
         limits.decode_lap(job.splits.train, len(job.splits.train), options.num_workers)

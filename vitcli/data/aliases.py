@@ -5,6 +5,7 @@ need the answer before `datasets` and torch are loaded; `data/dataset.py` loads 
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def check_name(name: str) -> None:
         )
 
 
-def hub_source(alias: dict[str, Any]) -> str:
+def hub_source(alias: Mapping[str, Any]) -> str:
     """Return an alias' place on the Hub as `owner/name[:config][@revision]`."""
     config, revision = alias.get("config"), alias.get("revision")
     return alias["hub"] + (f":{config}" if config else "") + (f"@{revision}" if revision else "")

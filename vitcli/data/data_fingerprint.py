@@ -61,8 +61,13 @@ def contents_of(
         if len(split) > MAX_CHECKED_IMAGES or split.block_starts is not None:
             contents.append(runtime.on_main(partial(_contents_of_files, split.source_files)))
             continue
-        part = dict(rank=runtime.rank, world_size=runtime.world_size, num_threads=num_threads)
-        errors, total = check_images(split, **part, decode=decode)
+        errors, total = check_images(
+            split,
+            rank=runtime.rank,
+            world_size=runtime.world_size,
+            num_threads=num_threads,
+            decode=decode,
+        )
         errors, total = runtime.concatenated(errors), sum(runtime.concatenated([total])) % 2**128
         contents.append(SplitContents(f"{total:032x}" if total else None))
         if errors and on_bad_image == "error":

@@ -3,7 +3,7 @@
 `layouts` and `shards/` find the files, `split` reads the rows, the loader decodes them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from vitcli.data.shards.rows import open_shards
 from vitcli.data.sources import layouts
 from vitcli.data.sources.folders import BESIDE, NOTHING, LeftOut, image_files, left_out_of, relative, union
 from vitcli.data.sources.hub import open_hub
-from vitcli.data.sources.tables import SPLIT_WORDS, Tables
+from vitcli.data.sources.tables import AS_FOUND, SPLIT_WORDS, Choices, Tables
 from vitcli.data.split import Grouping, Split, base_of, check_labels, opened_once
 from vitcli.data.table_split import from_table, without_labels
 from vitcli.errors import DataError, nearest
@@ -42,62 +42,42 @@ class DataSet:
 
     Args:
         name: as the user gave it.
-        image_column, label_column: needed where the types of the columns are ambiguous.
-        num_classes: needed where shards do not give it.
-        streaming: read its shards in place; remote shards and .tar files are always read so.
-        one_class, needs_labels, numbers: see `layouts.Choices`.
-        group_column: which rows belong together, see `parts.groups`; None for each row alone.
+        choices: what the user says about it besides.
 
     Raises:
         DataError: there is no such data set, or it cannot be downloaded or listed.
     """
 
-    # parameters: the keys of a recipe's [data] section that say what the data are
-    def __init__(
-        self,
-        name: str,
-        *,
-        image_column: str | None = None,
-        label_column: str | None = None,
-        num_classes: int | None = None,
-        streaming: bool = False,
-        one_class: bool = False,
-        needs_labels: bool = True,
-        numbers: bool = False,
-        group_column: str | None = None,
-    ):
+    def __init__(self, name: str, choices: Choices = AS_FOUND):
         datasets.disable_progress_bars()
-        self.group_column = group_column
-        self._groups: dict[tuple[str, ...], Any] = {}  # by the names of splits
+        self.name, self.choices = without_credentials(name), choices
+        self.declared = recipe.dataset_aliases().get(self.name, {})
+        self.tables: Tables | None = None  # of shards and the demo None
+        self._groups: dict[str, np.ndarray] = {}  # by the name of the split
+        self._shared: dict[tuple[str, str], int] = {}  # by the names of two
         self._opened: dict[str, Split] = {}
-        self.name = name = without_credentials(name)
-        alias = recipe.dataset_aliases().get(name)
-        self.declared = alias or {}
-        self.num_classes = num_classes or self.declared.get("classes")
-        self.is_demo, self.numbers = name in demo.SETS, numbers
-        if self.is_demo:
-            self.tables, self.split_names = None, ("train", "test")
-            return
-        source = _source_of_shards(name, alias)
+        self._read, self.split_names = self._find()
+
+    def _find(self) -> tuple[Callable[[str], Split], tuple[str, ...]]:
+        """Return the function that opens a split by its name, and these names."""
+        name, choices, declared = self.name, self.choices, self.declared
+        if name in demo.SETS:
+            return self._open_demo, ("train", "test")
+        source = _source_of_shards(name, declared)
         # The data of some VTAB tasks are on no hub: `_locate` then says where a copy belongs.
         is_missing = source == name and name.startswith("vtab/") and not Path(name).exists()
-        if is_remote(name) or (streaming and not is_missing):
-            self.tables, is_local = None, True
-            self.urls = find_shards(with_credentials(source))
-            self.beside_shards = _images_beside(source)
-            self.split_names = tuple(self.urls)
-        else:
-            choices = layouts.Choices(image_column, label_column, one_class, needs_labels, numbers)
-            tables, is_local = _locate(name, alias, choices)
-            self.tables = vtab_splits.for_task(
-                tables, self.declared, name=name, is_local=is_local, named_label=label_column
-            )
-            self.split_names = tuple(self.tables.open)
+        if is_remote(name) or (choices.streaming and not is_missing):
+            urls = find_shards(with_credentials(source))
+            return partial(self._open_shards, urls, _images_beside(source)), tuple(urls)
+        tables, is_local = _locate(name, declared, choices)
+        self.tables = vtab_splits.for_task(
+            tables, declared, name=name, is_local=is_local, named_label=choices.label_column
+        )
         # A local copy of an alias may have other column names; types then decide.
-        declared = {} if is_local else self.declared
-        self.image_column = image_column or declared.get("image_column")
-        of_file = self.tables.label_column if self.tables else None
-        self.label_column = of_file or label_column or declared.get("label_column")
+        named = {} if is_local else declared
+        image_column = choices.image_column or named.get("image_column")
+        label_column = tables.label_column or choices.label_column or named.get("label_column")
+        return partial(self._open_table, image_column, label_column), tuple(self.tables.open)
 
     def open(self, split: str) -> Split:
         """Open a split by name, a slice of it ("train[:98%]") or several ("train+test"); check its labels.
@@ -109,7 +89,9 @@ class DataSet:
         base = base_of(split)
         if not self.has_split(base):
             raise self._no_split(split)
-        whole = self._grouped(self.open_whole(base))
+        whole = self.open_whole(base)
+        if self.choices.group_column:
+            whole = self._grouped(whole, self.choices.group_column)
         first, last = self._slice(split, len(whole)) if split != base else (0, len(whole))
         if first >= last:
             raise DataError(
@@ -140,25 +122,8 @@ class DataSet:
     def open_whole(self, split: str) -> Split:
         """Return all rows of a split in `split_names`, or of several, opened once, their labels unchecked."""
         if split not in self._opened:
-            self._opened[split] = self._open_whole(split)
+            self._opened[split] = self._read(split)
         return self._opened[split]
-
-    def _open_whole(self, split: str) -> Split:
-        if self.numbers and (self.is_demo or self.tables is None):
-            classes = f"{self.name} has classes and no numbers to predict"
-            raise DataError(
-                classes
-                if self.is_demo
-                else f"{self.name} is streamed, and numbers are read from tables alone",
-                where="recipe key objective.loss, which is regression",
-                fix="--set objective.loss=softmax, or a data set with a column of numbers, unstreamed",
-            )
-        if split not in self.split_names and (self.is_demo or self.tables is None):
-            fix = "name one split, or take a data set of files or tables"
-            raise DataError(
-                f"{self.name} has splits that cannot be pooled", where=f"split {split!r}", fix=fix
-            )
-        return self._open_demo(split) if self.is_demo else self._open_table(split)
 
     def default_eval_split(self, *, besides: str | None = None) -> str | None:
         """Return the split to report on, never `besides`, which is trained on; None if there is none."""
@@ -175,42 +140,32 @@ class DataSet:
         fix = f"set {option} to one of {', '.join(self.split_names)}"
         raise DataError(f"{self.name} has several splits and none is named", where=option, fix=fix)
 
-    def _open_table(self, split: str) -> Split:
-        if self.tables is None:
-            shards = open_shards(
-                self.urls[split],
-                name=f"{self.name}, split {split}",
-                image_column=self.image_column,
-                label_column=self.label_column,
-                num_classes=self.num_classes,
-            )
-            return replace(shards, left_out=self.beside_shards)
-        table, label_column = self._table_of(split), self.label_column
-        if not self.tables.has_labels:
-            table, label_column = without_labels(table, self.image_column, split), None
+    def _open_table(self, image_column: str | None, label_column: str | None, split: str) -> Split:
+        tables = self.tables
+        assert tables is not None, "they have been found"
+        names = (split,) if split in self.split_names else parts_of(split)
+        table, has_labels = self._pooled([tables.open[name]() for name in names], split), tables.has_labels
+        if not has_labels:
+            table, label_column = without_labels(table, image_column, split), None
         whole = from_table(
             table,
             name=f"{self.name}, split {split}",
-            root=self.tables.root,
-            image_column=self.image_column,
+            root=tables.root,
+            image_column=image_column,
             label_column=label_column,
-            numbers=self.numbers and self.tables.has_labels,
+            numbers=self.choices.numbers and has_labels,
         )
         whole = replace(
             whole,
-            has_labels=self.tables.has_labels,
+            has_labels=has_labels,
             column_names=tuple(table.column_names),
-            left_out=union(map(self.tables.left_out, self._names_of(split))),
-            notes=self.tables.notes,
+            left_out=union(map(tables.left_out, names)),
+            notes=tables.notes,
         )
         return opened_once(vtab_splits.with_image_rule(whole, self.declared))
 
-    def _names_of(self, split: str) -> tuple[str, ...]:
-        return (split,) if split in self.split_names else parts_of(split)
-
-    def _table_of(self, split: str) -> datasets.Dataset:
-        """Return the rows of a split, or of several, one after the other."""
-        tables = [self.tables.open[name]() for name in self._names_of(split)]
+    def _pooled(self, tables: list[datasets.Dataset], split: str) -> datasets.Dataset:
+        """Return the rows of one table, or of several, one after the other."""
         if len(tables) == 1:
             return tables[0]
         try:
@@ -222,26 +177,50 @@ class DataSet:
                 fix="write them with the same columns and class names, or name one of them",
             ) from error
 
-    def _grouped(self, whole: Split) -> Split:
+    def _open_shards(self, urls: dict[str, list[str]], beside: LeftOut, split: str) -> Split:
+        self._check_is_one(split, f"{self.name} is streamed, and numbers are read from tables alone")
+        shards = open_shards(
+            urls[split],
+            name=f"{self.name}, split {split}",
+            image_column=self.choices.image_column,
+            label_column=self.choices.label_column,
+            num_classes=self.choices.num_classes or self.declared.get("classes"),
+        )
+        return replace(shards, left_out=beside)
+
+    def _check_is_one(self, split: str, no_numbers: str) -> None:
+        """Refuse numbers and pooled splits, which are of tables alone."""
+        if self.choices.numbers:
+            raise DataError(
+                no_numbers,
+                where="recipe key objective.loss, which is regression",
+                fix="--set objective.loss=softmax, or a data set with a column of numbers, unstreamed",
+            )
+        if split not in self.split_names:
+            fix = "name one split, or take a data set of files or tables"
+            raise DataError(
+                f"{self.name} has splits that cannot be pooled", where=f"split {split!r}", fix=fix
+            )
+
+    def _grouped(self, whole: Split, rule: str) -> Split:
         """Return a whole split with its groups, which are found once."""
-        if self.group_column is None:
-            return whole
 
         def read() -> np.ndarray:
-            if (whole.name,) not in self._groups:
-                self._groups[whole.name,] = groups_of(whole, self.group_column)
-            return self._groups[whole.name,]
+            if whole.name not in self._groups:
+                self._groups[whole.name] = groups_of(whole, rule)
+            return self._groups[whole.name]
 
-        return replace(whole, grouping=Grouping(self.group_column, read))
+        return replace(whole, grouping=Grouping(rule, read))
 
-    def num_shared(self, held_out: Split, train: Split) -> int:
+    def num_shared(self, held_out: Split, train: Split, rule: str) -> int:
         """Return how many held-out images are of a group that is trained on; counted once."""
         key = (held_out.name, train.name)
-        if key not in self._groups:
-            self._groups[key] = num_shared(held_out, train, self.group_column)
-        return self._groups[key]
+        if key not in self._shared:
+            self._shared[key] = num_shared(held_out, train, rule)
+        return self._shared[key]
 
     def _open_demo(self, split: str) -> Split:
+        self._check_is_one(split, f"{self.name} has classes and no numbers to predict")
         names, count = demo.SETS[self.name].class_names, demo.SETS[self.name].num_rows[split]
         return Split(
             name=f"{self.name}, split {split}",
@@ -282,33 +261,47 @@ class DataSet:
 
 
 def open_held_out_dev(
-    data: Data, *, kind: Callable[..., DataSet], trained_before: Callable[[], np.ndarray | None]
+    data: Data, *, source: DataSet, trained_before: Callable[[], np.ndarray | None]
 ) -> Split:
     """Open the images that `hold_out_dev` keeps out of training: the same ones for every seed."""
     changes = {"eval_split": choice_part(data.eval_split), "num_examples": None, "hold_out_dev": False}
     dev_data = data.model_copy(update=changes)
-    _, dev = open_train_and_eval(dev_data, seed=0, kind=kind, trained_before=trained_before)
+    _, dev = open_train_and_eval(dev_data, seed=0, source=source, trained_before=trained_before)
     return dev
 
 
-def from_section(data: Data, kind: Callable[..., DataSet] = DataSet) -> DataSet:
-    """Open the data set that a recipe's [data] section names; `kind` takes the arguments of `DataSet`."""
-    return kind(
-        data.dataset,
+def from_section(
+    data: Data,
+    *,
+    needs_labels: bool = True,
+    numbers: bool = False,
+    data_set: Callable[[str, Choices], DataSet] = DataSet,
+) -> DataSet:
+    """Open the data set that a recipe's [data] section names.
+
+    Args:
+        needs_labels, numbers: see `Choices`.
+        data_set: called in the place of `DataSet`, such as one that opens each only once.
+    """
+    assert data.dataset is not None, "a command has refused that"
+    choices = Choices(
         image_column=data.image_column,
         label_column=data.label_column,
         num_classes=data.num_classes,
         streaming=data.streaming,
         one_class=data.one_class,
         group_column=data.group_column,
+        needs_labels=needs_labels,
+        numbers=numbers,
     )
+    return data_set(data.dataset, choices)
 
 
 def open_train_and_eval(
     data: Data,
     *,
     seed: int,
-    kind: Callable[..., DataSet] = DataSet,
+    source: DataSet | None = None,
     trained_before: Callable[[], np.ndarray | None] = lambda: None,
 ) -> tuple[Split, Split]:
     """Open the splits to train on and to report on, as a recipe's [data] section says.
@@ -320,20 +313,21 @@ def open_train_and_eval(
 
     Args:
         seed: draws the random subset of `num_examples`.
-        kind: see `from_section`.
+        source: the data set that the section names, where it is open already.
         trained_before: see `seen_images.held_out_order`; what is held out of each class is not of these if
             there are enough others.
 
     Raises:
         DataError: a split is missing or ambiguous, has no rows, or the classes of the two differ.
     """
-    source = from_section(data, kind)
+    source = source or from_section(data)
     # The names of both splits; `eval_split` stays None where a part of train is to be held out.
-    train_split, eval_split = _train_split_of(source, data), source.split_called(data.eval_split)
+    train_split = _train_split_of(source, data)
+    eval_split: str | None = source.split_called(data.eval_split)
     cuts = Cuts(source, data, train_split, seed, trained_before)
     if folds := FoldName.of(data.eval_split):
         return cuts.fold(cuts.subset(source.open(train_split)), folds)
-    to_choose = is_choice(eval_split)
+    to_choose = is_choice(data.eval_split)
     if eval_split == DEV_PART_OF_ALL:
         eval_split = train_split
     elif eval_split in (DEV_PART, "auto"):
@@ -363,7 +357,7 @@ def open_train_and_eval(
         train, held_out = cuts.dev(train)
     check_same_classes(train, held_out)
     if data.group_column and not held_out.dev_cut:
-        held_out = cuts.noting_shared(held_out, train)
+        held_out = cuts.noting_shared(held_out, train, data.group_column)
     return train, held_out
 
 
@@ -384,12 +378,11 @@ class FoldedSplit:
 
     @property
     def num_groups(self) -> int | None:
-        return None if self.train.grouping is None else len(np.unique(self.train.groups_N))
+        return None if self.train.grouping is None else len(np.unique(self.train.grouping.groups_N))
 
 
-def open_folds(data: Data, num_folds: int, *, seed: int, kind: Callable[..., DataSet]) -> FoldedSplit:
+def open_folds(data: Data, num_folds: int, *, seed: int, source: DataSet) -> FoldedSplit:
     """Open the training split of a recipe with folds, see `open_train_and_eval`."""
-    source = from_section(data, kind)
     train_split = _train_split_of(source, data)
     cuts = Cuts(source, data, train_split, seed, lambda: None)
     train = cuts.subset(source.open(train_split))
@@ -429,11 +422,15 @@ class Cuts:
         """Return the rows to train on, and those to choose or report by."""
         data = self.data
         order_N = seen_images.held_out_order(whole, self.trained_before) if data.dev_stratified else None
-        rule = {"dev_fraction": data.dev_fraction, "split": self.train_split}
-        rule |= {"stratified": data.dev_stratified}
-        if whole.grouping:
-            rule["was_trained_N"] = seen_images.trained_rows(whole, self.trained_before())
-        return cut_dev(whole, **rule, order_N=order_N)
+        was_trained_N = seen_images.trained_rows(whole, self.trained_before()) if whole.grouping else None
+        return cut_dev(
+            whole,
+            dev_fraction=data.dev_fraction,
+            split=self.train_split,
+            stratified=data.dev_stratified,
+            order_N=order_N,
+            was_trained_N=was_trained_N,
+        )
 
     def fold(self, train: Split, folds: FoldName) -> tuple[Split, Split]:
         """Return what is trained without a fold, and the fold or the dev part; or all rows twice."""
@@ -449,9 +446,9 @@ class Cuts:
             return train
         return random_subset(train, self.data.num_examples, seed=self.seed, keeps_groups=True)
 
-    def noting_shared(self, held_out: Split, train: Split) -> Split:
+    def noting_shared(self, held_out: Split, train: Split, rule: str) -> Split:
         """Return a split with a note on how many of its images are of groups that are trained on."""
-        count, rule = self.source.num_shared(held_out, train), self.data.group_column
+        count = self.source.num_shared(held_out, train, rule)
         note = (
             f"{count:,} of the {len(held_out):,} images to score are of groups ({rule}) that are trained on"
         )
@@ -477,23 +474,23 @@ def open_eval(
     Raises:
         DataError: there is no such split; or only images that were trained on, and nobody has named them.
     """
-    source = from_section(data, partial(DataSet, needs_labels=needs_labels, numbers=numbers))
+    source = from_section(data, needs_labels=needs_labels, numbers=numbers)
     cut_from = base_of(seen.cut["split"]) if seen.cut else None
-    is_cut_here = cut_from is not None and source.has_split(cut_from)
+    if cut_from and not source.has_split(cut_from):
+        cut_from = None
     folds = FoldName.of(split)
     if folds and folds.fold is None:  # all images were trained on
         split = "auto"
-    is_dev = is_cut_here and (folds is not None or split in (DEV_PART, DEV_PART_OF_ALL))
+    is_dev = bool(cut_from) and (folds is not None or split in (DEV_PART, DEV_PART_OF_ALL))
     if split != "auto" and not is_dev:
         has_trained_rows = partial(_has_trained_rows, source, source.split_called(split), seen.train_split)
         return seen_images.noted(source.open(split), seen, has_trained_rows=has_trained_rows, option=None)
     by_name = None if is_dev else source.default_eval_split()
-    is_cut_here = is_cut_here and (by_name is None or by_name in parts_of(cut_from))
-    if by_name and not is_cut_here:
+    if by_name and not (cut_from and by_name in parts_of(cut_from)):
         option = f"--split {by_name}" if needs_labels else None
         has_trained_rows = partial(_has_trained_rows, source, by_name, seen.train_split)
         return seen_images.noted(source.open(by_name), seen, has_trained_rows=has_trained_rows, option=option)
-    base = cut_from if is_cut_here else source.only_split("--split")
+    base = cut_from or source.only_split("--split")
     return seen_images.held_out_part(source.open, seen, base=base, is_scored=needs_labels)
 
 
@@ -519,11 +516,11 @@ def is_remote(name: str) -> bool:
     return any(mark in name for mark in "*?{") and not Path(name).expanduser().exists()
 
 
-def _source_of_shards(name: str, alias: dict | None) -> str:
+def _source_of_shards(name: str, alias: Mapping[str, Any]) -> str:
     """Return where an alias' shards are, its local copy or else the Hub; any other name as it is given."""
     if alias and (copy := local_copy(name)):
         return str(copy)
-    return hub_source(alias) if alias and "hub" in alias else name
+    return hub_source(alias) if "hub" in alias else name
 
 
 def _images_beside(source: str) -> LeftOut:
@@ -534,7 +531,7 @@ def _images_beside(source: str) -> LeftOut:
     return left_out_of(BESIDE, relative(image_files(folder), folder))
 
 
-def _locate(name: str, alias: dict | None, choices: layouts.Choices) -> tuple[Tables, bool]:
+def _locate(name: str, alias: Mapping[str, Any], choices: Choices) -> tuple[Tables, bool]:
     """Open the tables of a data set; also return whether they are local files."""
     if copy := local_copy(name):
         return layouts.open_local(copy, choices), True

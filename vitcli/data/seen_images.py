@@ -336,37 +336,32 @@ def _cut_again(open_split: Callable[[str], Split], seen: SeenImages, *, base: st
     cut = seen.cut
     if cut is None or base_of(cut["split"]) != base:
         return None
+    if seen.held_out is not None and ("fold" in cut or "group_column" in cut):
+        return None  # known by content, which is faster than to group them again
     try:
         whole = _grouped(open_split(cut["split"]), cut)  # perhaps a slice that other data do not have
         if cut["num_rows"] != len(whole):
             return None
         if seen.held_out is None and whole.fingerprint != cut["fingerprint"]:
             return None
-        if "fold" in cut or "group_column" in cut:  # known by content, which is faster than to group it again
-            return _group_cut_again(whole, cut) if seen.held_out is None else None
-        order_N = held_out_order(whole, lambda: None) if cut.get("by_content") else None
-        rule = {
-            "dev_fraction": cut["fraction"],
-            "split": cut["split"],
-            "stratified": bool(cut.get("stratified")),
-        }
-        dev = cut_dev(whole, **rule, order_N=order_N)[1]
+        fold, num_folds = cut.get("fold"), cut.get("folds")
+        if isinstance(fold, int) and isinstance(num_folds, int):
+            folds_N = fold_of_rows(whole, num_folds, order_N=None)
+            return cut_fold(whole, fold, folds_N, split=cut["split"])[1]
+        by_content = cut.get("by_content") and "group_column" not in cut
+        dev = cut_dev(
+            whole,
+            dev_fraction=cut["fraction"],
+            split=cut["split"],
+            stratified=bool(cut.get("stratified")),
+            order_N=held_out_order(whole, lambda: None) if by_content else None,
+        )[1]
     except DataError:  # too few rows are left
         return None
     if seen.held_out is None:
         return dev
     is_same = len(dev) == len(seen.held_out) and np.array_equal(digests_of(dev), seen.held_out)
     return dev if is_same else None
-
-
-def _group_cut_again(whole: Split, cut: dict[str, Any]) -> Split:
-    """Return a fold, or a dev part of whole groups, of images that have no files to be known by."""
-    fold, num_folds = cut.get("fold"), cut.get("folds")
-    if isinstance(fold, int) and isinstance(num_folds, int):
-        folds_N = fold_of_rows(whole, num_folds, order_N=None)
-        return cut_fold(whole, fold, folds_N, split=cut["split"])[1]
-    rule = {"dev_fraction": cut["fraction"], "stratified": bool(cut.get("stratified"))}
-    return cut_dev(whole, **rule, split=cut["split"])[1]
 
 
 def _grouped(split: Split, cut: dict[str, Any]) -> Split:

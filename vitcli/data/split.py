@@ -30,12 +30,9 @@ class RowReader:
 
     Attributes:
         several: function of rows to the `read_row` of these; what fails then fails for its row alone.
-        opened: function of the row to what the command has read of the images, and the row there; None where
-            nothing is kept of them.
     """
 
     several: Callable[[Sequence[int]], ReadRow]
-    opened: "Callable[[int], tuple[OpenedFiles, int]] | None" = None
 
     def __call__(self, row: int) -> tuple[bytes | np.ndarray, Label]:
         return self.several([row])(row)
@@ -105,6 +102,8 @@ class Split:
             for an image that has just been written; None if the source tells nothing of the kind.
         source_files: the files that hold the images, of a part those of the whole; None if they are unknown.
         whole: of a part, the split that it was cut from first, and the function of its rows to rows there.
+        opened: what the command has read of the images, by their rows in the whole; None where nothing is
+            kept of them.
         grouping: which rows belong together, by `data.group_column`; None for each row alone.
         cache: images that are kept once they are decoded, see `image_cache`.
     """
@@ -129,6 +128,7 @@ class Split:
     stamp_of: Callable[[int], int | None] | None = None
     source_files: SourceFiles | None = None
     whole: "tuple[Split, Callable[[np.ndarray], np.ndarray]] | None" = None
+    opened: OpenedFiles | None = None
     grouping: Grouping | None = None
     cache: Any = None
 
@@ -177,21 +177,16 @@ class Split:
 
     def image_of(self, row: int) -> bytes | np.ndarray:
         """Return the image of a row to recognise it by; its file is not opened again to be decoded."""
-        if self._opened is None:
-            return self.read_row(row)[0]
-        opened, source_row = self._opened(row)
-        return opened.image(source_row)
+        return self.opened.image(self._row_in_whole(row)) if self.opened else self.read_row(row)[0]
 
     def fact_of(self, row: int, name: str, of_image: Callable[[bytes | np.ndarray], Any]) -> Any:
         """Return what a function says of the image of a row; see `OpenedFiles.fact`."""
-        if self._opened is None:
+        if self.opened is None:
             return of_image(self.read_row(row)[0])
-        opened, source_row = self._opened(row)
-        return opened.fact(source_row, name, of_image)
+        return self.opened.fact(self._row_in_whole(row), name, of_image)
 
-    @property
-    def _opened(self) -> Callable[[int], tuple[OpenedFiles, int]] | None:
-        return self.read_row.opened if isinstance(self.read_row, RowReader) else None
+    def _row_in_whole(self, row: int) -> int:
+        return int(self.whole[1](np.array([row]))[0]) if self.whole else row
 
     def reader_of(self, rows: Sequence[int]) -> ReadRow:
         """Return `read_row` for these rows, which are read together where that is faster."""
@@ -279,12 +274,11 @@ class Split:
         def all_rows() -> np.ndarray:
             return source_rows(np.arange(num_examples))
 
-        own, read_column, grouping = self._opened, self.read_column, self.grouping
-        opened = own and (lambda row: own(source_row(row)))
+        read_column, grouping = self.read_column, self.grouping
         return replace(
             self,
             num_examples=num_examples,
-            read_row=RowReader(several, opened),
+            read_row=RowReader(several),
             read_labels=lambda: self.read_labels()[all_rows()],
             where_is=lambda row: self.where_is(source_row(row)),
             read_column=read_column and (lambda name: [*map(read_column(name).__getitem__, all_rows())]),
@@ -309,7 +303,7 @@ class Split:
             read_row = self.reader_of(rows)
             return lambda row: ((example := read_row(row))[0], label_of(example[1]))
 
-        return RowReader(several, self._opened)
+        return RowReader(several)
 
     def with_label_lists(self) -> "Split":
         """Return the same rows with a list of one label each, if they have one label."""
@@ -349,7 +343,7 @@ class Split:
 def opened_once(whole: Split) -> Split:
     """Return a whole split whose image files are opened once by those who look at all of them."""
     opened = OpenedFiles(whole)
-    return replace(whole, read_row=RowReader(opened.several, lambda row: (opened, row)))
+    return replace(whole, read_row=RowReader(opened.several), opened=opened)
 
 
 def base_of(split: str) -> str:

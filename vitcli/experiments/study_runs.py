@@ -10,6 +10,7 @@ from typing import Any
 
 from vitcli import recipe as recipes
 from vitcli.data.dataset import DataSet
+from vitcli.data.sources.tables import Choices
 from vitcli.evaluation.setup import RunSettings, settle_pixels
 from vitcli.experiments.study import StudyActions, scoring_recipe
 from vitcli.experiments.study_schema import Study
@@ -35,13 +36,13 @@ def work_of(study: Study, options: RunOptions) -> StudyActions:
     def check() -> None:
         for name in score.dataset or ():
             keys = score.set
-            DataSet(
-                name,
+            choices = Choices(
                 image_column=keys.get("data.image_column"),
                 label_column=keys.get("data.label_column"),
                 num_classes=keys.get("data.num_classes"),
                 streaming=keys.get("data.streaming", False),
             )
+            DataSet(name, choices)
 
     def plan(recipe: Recipe) -> dict[str, Any]:
         return train(recipe, replace(options, dry_run=True, quiet=True))

@@ -211,6 +211,7 @@ def _default_folder(recipes: Mapping[str, Recipe]) -> Path:
 def _check_data(tasks: Sequence[str], recipes: Mapping[str, Recipe]) -> None:
     """Check the data of all tasks before the first one, so that none is found missing after hours."""
     from vitcli.data.dataset import DataSet
+    from vitcli.data.sources.tables import Choices
 
     missing: dict[str, DataError] = {}
     is_offline = False
@@ -220,7 +221,7 @@ def _check_data(tasks: Sequence[str], recipes: Mapping[str, Recipe]) -> None:
         if is_offline and is_remote and not local_copy(data.dataset):
             continue  # the Hub is offline, and asking it takes half a minute
         try:
-            DataSet(data.dataset, streaming=data.streaming)
+            DataSet(data.dataset, Choices(streaming=data.streaming))
         except DataError as error:
             missing[task] = error
             is_offline |= is_remote

@@ -15,6 +15,7 @@ from vitcli.data.dataset import DataSet
 from vitcli.data.parts.eval_split_names import FoldName
 from vitcli.data.parts.splitting import cut_dev
 from vitcli.data.seen_images import MOST_IMAGES, SeenImages
+from vitcli.data.sources.tables import Choices
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.calibration.prediction_sets import LEAST
@@ -68,11 +69,17 @@ class RunData:
 
     Args:
         starts: checkpoints that the runs start from; what they were trained on is held out last.
-        kind: called like `DataSet`.
+        data_set: called in the place of `DataSet`.
     """
 
-    def __init__(self, starts: Sequence[Start], *, quiet: bool, kind: Callable[..., DataSet] = DataSet):
-        self.starts, self.kind = tuple(starts), cache(kind)
+    def __init__(
+        self,
+        starts: Sequence[Start],
+        *,
+        quiet: bool,
+        data_set: Callable[[str, Choices], DataSet] = DataSet,
+    ):
+        self.starts, self._data_set = tuple(starts), cache(data_set)
         self.trained_before = cache(partial(trained_on_by, self.starts, quiet=quiet))
         self._opened = cache(self._open)
 
@@ -84,16 +91,22 @@ class RunData:
         """
         train, scored = self.train_and_eval(recipe, plan_only=plan_only)
         if plan_only:
-            return RunSplits(train, scored, thresholds=choosing_split(recipe, train, scored, self.kind))
+            return RunSplits(train, scored, thresholds=choosing_split(recipe, train, scored, self.source_of))
         train, choice = hold_out(train, recipe)
         return RunSplits(
             train,
             scored,
             choice,
-            probe=open_probe(recipe, self.kind),
-            thresholds=choosing_split(recipe, train, scored, self.kind),
-            calibration=calibration_split(recipe, train, scored, choice, self.kind) if calibrates else None,
+            probe=open_probe(recipe, self.source_of),
+            thresholds=choosing_split(recipe, train, scored, self.source_of),
+            calibration=calibration_split(recipe, train, scored, choice, self.source_of)
+            if calibrates
+            else None,
         )
+
+    def source_of(self, data: Data, *, needs_labels: bool = True, numbers: bool = False) -> DataSet:
+        """Return the data set of a [data] section, see `dataset.from_section`."""
+        return dataset.from_section(data, needs_labels=needs_labels, numbers=numbers, data_set=self._data_set)
 
     def train_and_eval(self, recipe: Recipe, *, plan_only: bool = False) -> tuple[Split, Split]:
         """Open what one run is trained and reported on; all runs of a sweep hold out the same images."""
@@ -110,16 +123,16 @@ class RunData:
         return declared or self._opened(settings, recipe.train.seed, recipe.objective.loss)
 
     def _open(self, settings: Data, seed: int, loss: str) -> tuple[Split, Split]:
-        kind = self.kind
-        if loss == "regression":
-            kind = partial(kind, numbers=True)
-        if loss == "masked_patch":  # any folder of images will do
-            kind = partial(kind, needs_labels=False)
-        return dataset.open_train_and_eval(settings, seed=seed, kind=kind, trained_before=self.trained_before)
+        needs_labels = loss != "masked_patch"  # for which any folder of images will do
+        source = self.source_of(settings, needs_labels=needs_labels, numbers=loss == "regression")
+        return dataset.open_train_and_eval(
+            settings, seed=seed, source=source, trained_before=self.trained_before
+        )
 
     def held_out_dev(self, recipe: Recipe) -> Split:
         """Open the images that `data.hold_out_dev` keeps out of training: the same ones for every seed."""
-        return dataset.open_held_out_dev(recipe.data, kind=self.kind, trained_before=self.trained_before)
+        source = self.source_of(recipe.data)
+        return dataset.open_held_out_dev(recipe.data, source=source, trained_before=self.trained_before)
 
 
 def declared_splits(dataset: str, *, num_examples: int | None) -> tuple[Split, Split] | None:
@@ -177,15 +190,17 @@ def hold_out(train: Split, recipe: Recipe) -> tuple[Split, Split | None]:
     return cut_dev(train, dev_fraction=fraction, split=train.name, stratified=True)
 
 
-def choosing_split(recipe: Recipe, train: Split, scored: Split, kind: Callable[..., DataSet]) -> Split | None:
+def choosing_split(
+    recipe: Recipe, train: Split, scored: Split, source_of: Callable[[Data], DataSet]
+) -> Split | None:
     """Return the images to choose thresholds of several labels by; None for other runs, and without any."""
     if recipe.objective.loss != "sigmoid" or not train.is_multilabel or train.is_large:
         return None
-    return _scored_or_validation(recipe, scored, kind)
+    return _scored_or_validation(recipe, scored, source_of)
 
 
 def calibration_split(
-    recipe: Recipe, train: Split, scored: Split, choice: Split | None, kind: Callable[..., DataSet]
+    recipe: Recipe, train: Split, scored: Split, choice: Split | None, source_of: Callable[[Data], DataSet]
 ) -> Split | None:
     """Return the images that calibrate a classifier; None for other runs, and without any.
 
@@ -199,7 +214,7 @@ def calibration_split(
         return scored
     if choice is not None and len(choice) >= LEAST:
         return choice
-    split = _scored_or_validation(recipe, scored, kind)
+    split = _scored_or_validation(recipe, scored, source_of)
     is_same = split is not None and (split.num_classes, split.class_names) == (
         train.num_classes,
         train.class_names,
@@ -214,17 +229,19 @@ def gives_one_class(recipe: Recipe, train: Split) -> bool:
     return gives_classes and is_known and train.num_classes > 1
 
 
-def _scored_or_validation(recipe: Recipe, scored: Split, kind: Callable[..., DataSet]) -> Split | None:
+def _scored_or_validation(
+    recipe: Recipe, scored: Split, source_of: Callable[[Data], DataSet]
+) -> Split | None:
     """Return the scored images, unless these are a test split: then those of the validation split, if any."""
     if not len(scored):
         return None
     if f", split {TEST}" not in scored.name:
         return scored
-    data = dataset.from_section(recipe.data, kind)
+    data = source_of(recipe.data)
     return data.open(VALIDATION) if VALIDATION in data.split_names else None
 
 
-def open_probe(recipe: Recipe, kind: Callable[..., DataSet]) -> tuple[Split, Split] | None:
+def open_probe(recipe: Recipe, source_of: Callable[[Data], DataSet]) -> tuple[Split, Split] | None:
     """Open the data set of the few-shot probe, with the default settings of [data]."""
     if recipe.eval.probe is None:
         return None
@@ -232,7 +249,8 @@ def open_probe(recipe: Recipe, kind: Callable[..., DataSet]) -> tuple[Split, Spl
     keys = (*keys, "streaming", "one_class", "group_column")
     changes = {key: Data.model_fields[key].default for key in keys}
     changes |= {"dataset": recipe.eval.probe, "dev_fraction": 0.1, "dev_stratified": True}
-    return dataset.open_train_and_eval(recipe.data.model_copy(update=changes), seed=0, kind=kind)
+    probe_data = recipe.data.model_copy(update=changes)
+    return dataset.open_train_and_eval(probe_data, seed=0, source=source_of(probe_data))
 
 
 def check_labels(train_split: Split, recipe: Recipe) -> None:

@@ -70,14 +70,14 @@ def test_labels_that_cannot_be_read_have_the_reason_why_they_are_no_classes(monk
     """Numbers to predict are the second attempt; a stream is not read for its labels."""
     reasons = iter([DataError("no classes", where="", fix=""), DataError("no number", where="", fix="")])
 
-    def fail(section: object, kind: object) -> None:
+    def fail(section: object, *, numbers: bool) -> None:
         raise next(reasons)
 
     monkeypatch.setattr(splits, "from_section", fail)
     assert read_labels("data", "train", 5) == (None, NoLabels("no classes", stops=False))
 
     stream = SimpleNamespace(is_large=True, name="shards, split train")
-    monkeypatch.setattr(splits, "from_section", lambda *_: SimpleNamespace(open=lambda split: stream))
+    monkeypatch.setattr(splits, "from_section", lambda *_, **__: SimpleNamespace(open=lambda split: stream))
     reason = "shards, split train is too large to read all labels first"
     assert read_labels("data", "train", 5) == (None, NoLabels(reason, stops=False))
 

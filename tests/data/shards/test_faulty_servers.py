@@ -14,6 +14,7 @@ from tests.training.test_finetune import fingerprint
 from vitcli.cache import user_cache
 from vitcli.data.dataset import DataSet
 from vitcli.data.shards import remote
+from vitcli.data.sources.tables import Choices
 from vitcli.errors import MachineError
 from vitcli.io import http
 from vitcli.io.http import WrongAnswer, check_range
@@ -87,7 +88,7 @@ def source(server: Files, kind: str) -> str:
 
 
 def rows(server: Files, kind: str, trouble: Trouble | None = None) -> list:
-    split = DataSet(source(server, kind), num_classes=2).open("train")
+    split = DataSet(source(server, kind), Choices(num_classes=2)).open("train")
     server.trouble = trouble
     try:
         return [split.read_row(row) for row in range(len(split))]

@@ -17,6 +17,7 @@ from tests.conftest import run, vit
 from tests.training.test_finetune import SMALL, fingerprint, losses, when_logged
 from vitcli.data import dataset, loader
 from vitcli.data.sampler import TrainSampler
+from vitcli.data.sources.tables import Choices
 from vitcli.data.transforms import Preprocessing, TrainTransform
 from vitcli.errors import DataError
 
@@ -105,7 +106,7 @@ def rows_seen(split, *, steps: range, world_size: int, num_threads: int, batch_s
 @pytest.fixture(scope="module")
 def in_order(parquet) -> list[int]:
     """The rows of 26 steps on one process with two threads."""
-    split = dataset.DataSet(str(parquet), streaming=True).open("train")
+    split = dataset.DataSet(str(parquet), Choices(streaming=True)).open("train")
     return rows_seen(split, steps=range(26), world_size=1, num_threads=2)
 
 
@@ -121,7 +122,7 @@ def in_order(parquet) -> list[int]:
 def test_every_row_comes_once_in_an_epoch_on_any_number_of_processes_and_threads(
     parquet, in_order, world_size, num_threads
 ):
-    split = dataset.DataSet(str(parquet), streaming=True).open("train")
+    split = dataset.DataSet(str(parquet), Choices(streaming=True)).open("train")
     seen = rows_seen(split, steps=range(26), world_size=world_size, num_threads=num_threads)
 
     assert len(split) == 103 and len(seen) == 26 * 12
@@ -135,7 +136,7 @@ def test_an_evaluation_counts_each_row_once_for_any_size_batch_and_number_of_pro
     """The truth is a loop over the rows; 1,280 evaluations, of a table and of shards."""
     num_evaluations = 0
     for streaming in (False, True):
-        whole = dataset.DataSet(str(parquet), streaming=streaming).open("train")
+        whole = dataset.DataSet(str(parquet), Choices(streaming=streaming)).open("train")
         pixels = np.stack([PLAIN_EVAL(loader.read_example(whole, row)[0]) for row in range(40)])
         labels = np.array([whole.read_row(row)[1] for row in range(40)])
         weights = np.random.default_rng(0).normal(size=(pixels[0].size, 2))
@@ -158,7 +159,7 @@ def test_an_evaluation_counts_each_row_once_for_any_size_batch_and_number_of_pro
 
 
 def test_to_go_on_is_to_ask_for_the_next_step(parquet):
-    split = dataset.DataSet(str(parquet), streaming=True).open("train")
+    split = dataset.DataSet(str(parquet), Choices(streaming=True)).open("train")
     whole = rows_seen(split, steps=range(20), world_size=1, num_threads=2)
 
     for step in (1, 7, 9, 17):
@@ -166,7 +167,7 @@ def test_to_go_on_is_to_ask_for_the_next_step(parquet):
 
 
 def test_a_streamed_row_is_the_row_of_the_table(parquet):
-    streamed = dataset.DataSet(str(parquet), streaming=True)
+    streamed = dataset.DataSet(str(parquet), Choices(streaming=True))
     table = dataset.DataSet(str(parquet))
     for name in ("train", "test"):
         ours, theirs = streamed.open(name), table.open(name)
@@ -178,7 +179,7 @@ def test_a_streamed_row_is_the_row_of_the_table(parquet):
 
 
 def test_parts_of_a_stream_hold_each_row_once(parquet):
-    whole = dataset.DataSet(str(parquet), streaming=True).open("train")
+    whole = dataset.DataSet(str(parquet), Choices(streaming=True)).open("train")
     images = [whole.read_row(row)[0] for row in range(len(whole))]
     rest, dev = dataset.cut_dev(whole, dev_fraction=0.1, split="train")
     few = dataset.random_subset(whole, 50, seed=3)

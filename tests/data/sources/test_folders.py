@@ -14,7 +14,7 @@ from vitcli.data.dataset import DataSet
 from vitcli.data.image_files import find_images
 from vitcli.data.sources.class_folders import alike_notes
 from vitcli.data.sources.folders import UNREADABLE, has_images, left_out_of, named, union
-from vitcli.data.sources.tables import split_of
+from vitcli.data.sources.tables import Choices, split_of
 from vitcli.errors import DataError
 
 
@@ -49,7 +49,7 @@ def test_a_kind_of_folder_is_read_or_refused_as_expected(name, tmp_path):
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.images])
 def test_what_has_no_classes_is_a_split_of_images_where_labels_are_not_needed(name, tmp_path):
     path = made(KINDS[name], tmp_path / "photos")
-    data = DataSet(path, needs_labels=False)
+    data = DataSet(path, Choices(needs_labels=False))
     (split,) = (data.open(split) for split in data.split_names)
 
     assert len(split) == KINDS[name].images and not split.has_labels
@@ -133,13 +133,15 @@ def test_images_beside_streamed_shards_are_left_out_and_counted(tmp_path):
     shard(tmp_path / "train.tar")
     image(tmp_path / "1.png")
 
-    assert DataSet(str(tmp_path), streaming=True).open("train").left_out.files == (("beside", "1.png"),)
+    assert DataSet(str(tmp_path), Choices(streaming=True)).open("train").left_out.files == (
+        ("beside", "1.png"),
+    )
 
 
 def test_a_data_set_of_one_class_of_folders_is_read_when_it_is_said(tmp_path):
     classes(tmp_path / "photos/flower")
 
-    assert DataSet(str(tmp_path / "photos"), one_class=True).open("train").class_names == ("flower",)
+    assert DataSet(str(tmp_path / "photos"), Choices(one_class=True)).open("train").class_names == ("flower",)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +224,7 @@ def test_a_bare_name_that_fits_two_files_is_refused(tmp_path):
 def test_further_columns_and_named_ones_are_kept(tmp_path):
     flat(tmp_path, 3)
     table(tmp_path / "labels.csv", "photo,kind,index,id", ["2.png,b,7,07", "0.png,a,5,7", "1.png,b,6,1"])
-    split = DataSet(str(tmp_path), image_column="photo", label_column="kind").open("train")
+    split = DataSet(str(tmp_path), Choices(image_column="photo", label_column="kind")).open("train")
 
     assert split.class_names == ("a", "b") and split.read_labels().tolist() == [1, 0, 1]
     assert split.column("index") == [7, 5, 6] and split.column("id") == ["07", "7", "1"]

@@ -9,9 +9,10 @@ import pytest
 
 from tests.conftest import data_section
 from tests.folders import classes, flat, table, text
-from vitcli.data.dataset import DataSet, open_train_and_eval
+from vitcli.data.dataset import DataSet, from_section, open_train_and_eval
 from vitcli.data.loader import read_example
 from vitcli.data.sources import label_files
+from vitcli.data.sources.tables import Choices
 from vitcli.errors import DataError
 
 COLUMNS = "write a line with the columns file,label, then a line for each image: cat/1.jpg,cat"
@@ -304,7 +305,7 @@ def test_a_bad_file_of_labels_is_refused_in_three_lines(sixty, name):
     text(file, content)
 
     with pytest.raises(DataError) as caught:
-        DataSet(str(file), **(arguments[0] if arguments else {}))
+        DataSet(str(file), Choices(**(arguments[0] if arguments else {})))
     expected = f"error: {message}\n  where: {where}\n  fix:   {fix}"
     assert str(caught.value).replace(str(sixty), "ROOT") == expected
 
@@ -324,7 +325,7 @@ def test_five_thousand_numbers_are_no_classes_unless_their_column_is_named(tmp_p
 
     with pytest.raises(DataError, match="'label' has 2,500 values in 6,000 rows, which look like numbers"):
         DataSet(str(tmp_path))
-    assert DataSet(str(tmp_path), label_column="label").open("train").num_classes == 2_500
+    assert DataSet(str(tmp_path), Choices(label_column="label")).open("train").num_classes == 2_500
 
 
 SEVERAL = {
@@ -386,16 +387,16 @@ def test_a_column_called_fold_is_of_splits_only_where_it_names_some(sixty):
 
 def test_the_only_column_of_numbers_is_the_one_to_predict(sixty):
     text(sixty / "labels.csv", "file,age,place\n0.png,3.5,here\n1.png,4,there\n")
-    assert DataSet(str(sixty / "labels.csv"), numbers=True).open("train").class_names == ("age",)
+    assert DataSet(str(sixty / "labels.csv"), Choices(numbers=True)).open("train").class_names == ("age",)
     text(sixty / "labels.csv", "file,age,size\n0.png,3.5,1\n1.png,4,2\n")
     with pytest.raises(DataError, match="no column of labels"):
-        DataSet(str(sixty / "labels.csv"), numbers=True)
+        DataSet(str(sixty / "labels.csv"), Choices(numbers=True))
 
 
 @pytest.mark.parametrize("label", ["2.5", "1e-3", "-7", "0"])
 def test_numbers_are_read_as_they_are(sixty, label):
     text(sixty / "labels.csv", f"file,age\n0.png,{label}\n1.png,3\n")
-    split = DataSet(str(sixty / "labels.csv"), **NUMBER).open("train")
+    split = DataSet(str(sixty / "labels.csv"), Choices(**NUMBER)).open("train")
 
     assert split.has_numbers and split.num_classes == 1 and split.class_names == ("age",)
     assert split.read_labels().dtype == np.float64 and split.read_labels().tolist() == [float(label), 3.0]
@@ -405,9 +406,7 @@ def test_numbers_are_read_as_they_are(sixty, label):
 def test_a_dev_part_of_numbers_is_cut_and_its_rows_keep_theirs(sixty):
     text(sixty / "labels.csv", "file,value\n" + "".join(f"{n}.png,{n + 0.5}\n" for n in range(40)))
     data = data_section(sixty / "labels.csv", dev_fraction=0.25, dev_stratified=True)
-    train, dev = open_train_and_eval(
-        data, seed=0, kind=lambda name, **keys: DataSet(name, numbers=True, **keys)
-    )
+    train, dev = open_train_and_eval(data, seed=0, source=from_section(data, numbers=True))
 
     assert (len(train), len(dev)) == (30, 10) and not dev.dev_cut["stratified"]
     for part in (train, dev):
@@ -422,12 +421,12 @@ def test_folders_named_by_numbers_are_numbers_to_predict(tmp_path):
         flat(tmp_path / name, 2)
 
     assert (
-        DataSet(str(tmp_path), numbers=True).open("train").read_labels().tolist()
+        DataSet(str(tmp_path), Choices(numbers=True)).open("train").read_labels().tolist()
         == [1.5] * 2 + [10] * 2 + [2] * 2
     )
     flat(tmp_path / "old", 1)
     with pytest.raises(DataError, match="are classes and no numbers: 1"):
-        DataSet(str(tmp_path), numbers=True).open("train")
+        DataSet(str(tmp_path), Choices(numbers=True)).open("train")
 
 
 def test_a_missing_number_of_a_table_is_refused_with_its_row(tmp_path):
@@ -446,22 +445,26 @@ def test_a_missing_number_of_a_table_is_refused_with_its_row(tmp_path):
         stored = datasets.Dataset.from_dict({"image": images, "age": ages}, features=features)
         stored.to_parquet(tmp_path / name / "train.parquet")
 
-    assert DataSet(str(tmp_path / "whole"), numbers=True).open("train").read_labels().tolist() == [1, 2, 4]
+    assert DataSet(str(tmp_path / "whole"), Choices(numbers=True)).open("train").read_labels().tolist() == [
+        1,
+        2,
+        4,
+    ]
     with pytest.raises(DataError) as caught:
-        DataSet(str(tmp_path / "whole"), numbers=True, label_column="years").open("train")
+        DataSet(str(tmp_path / "whole"), Choices(numbers=True, label_column="years")).open("train")
     assert caught.value.fix == "one of its columns of numbers: age"
     for name in ("none", "nan", "large"):
         with pytest.raises(
             DataError, match=r"1 of 3 rows of .* have no finite number of up to 1e\+100"
         ) as caught:
-            DataSet(str(tmp_path / name), numbers=True).open("train")
+            DataSet(str(tmp_path / name), Choices(numbers=True)).open("train")
         assert "row 1" in caught.value.where
 
 
 def test_data_without_numbers_are_refused(photos):
     for name in ("demo", str(photos)):
         with pytest.raises(DataError, match="no numbers"):
-            DataSet(name, numbers=True).open("train")
+            DataSet(name, Choices(numbers=True)).open("train")
 
 
 @pytest.mark.parametrize("name", ["../photos-private/x.png", "../photos-private/../photos-private/x.png"])

@@ -11,6 +11,7 @@ from tests.evaluation.test_inference import settings
 from tests.training.methods.conftest import PREPROCESSING, tiny
 from vitcli import recipe as recipes
 from vitcli.data.dataset import DataSet
+from vitcli.data.sources.tables import Choices
 from vitcli.data.transforms import Preprocessing
 from vitcli.evaluation.calibration import out_of_distribution
 from vitcli.evaluation.calibration.prediction_sets import LEVELS, sets_at
@@ -132,7 +133,7 @@ def test_left_out_distances_are_those_of_refits_without_every_group_of_the_fold(
 def test_the_groups_of_the_data_reach_the_head_and_its_calibration(photos, rule):
     given = {"data.dataset": str(photos), "model.ckpt": "demo"}
     overrides = ["model.head=probe", "data.dev_fraction=0.2"]
-    split = DataSet(str(photos), group_column=rule).open("train")
+    split = DataSet(str(photos), Choices(group_column=rule)).open("train")
     train, choice = hold_out(split, recipes.load("finetune/default", overrides, given))
     model, preprocessing = tiny()[0].eval(), Preprocessing(**PREPROCESSING)
     parts = model, train, choice, preprocessing, settings()

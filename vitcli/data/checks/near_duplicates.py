@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitcli.data.checks.splits import OPENED_AS, NoLabels, SplitLabels
+from vitcli.data.checks.splits import NoLabels, SplitLabels
 from vitcli.data.dataset import DataSet, from_section
 from vitcli.data.parts.image_hashes import ImageHashes, near_pairs
 from vitcli.data.split import Split, base_of
@@ -134,14 +134,14 @@ def _open_images(section: Data) -> DataSet:
 
     It is opened as with its labels where that works, so that it has the same splits.
     """
-    for kind in OPENED_AS:
+    for numbers in (False, True):
         try:
-            data = from_section(section, kind)
+            data = from_section(section, numbers=numbers)
             break
         except DataError:
             continue
     else:
-        data = from_section(section, partial(DataSet, needs_labels=False))
+        data = from_section(section, needs_labels=False)
     if data.tables is not None:  # shards and the demo have one kind of labels
         data.tables = replace(data.tables, has_labels=False)
     return data

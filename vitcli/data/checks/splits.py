@@ -3,14 +3,12 @@
 N images, M labels of an image, K classes.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitcli.data.dataset import DataSet, from_section
+from vitcli.data.dataset import from_section
 from vitcli.data.parts.image_hashes import ImageHashes
 from vitcli.data.sources.class_folders import AdditionalClasses
 from vitcli.data.split import Split
@@ -22,7 +20,6 @@ LARGE_PIXELS = 25_000_000  # above it one image takes about half a second to dec
 SMALL_SIDE = 32  # pixels; two patches of 16
 LONG_ASPECT = 3.0  # above it a centre crop of the short side shows less than a third of the image
 # Ways to open labels, in the order in which they are tried: classes, then numbers to predict.
-OPENED_AS: tuple[Callable[..., DataSet], ...] = (DataSet, partial(DataSet, numbers=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,9 +65,9 @@ def read_labels(data: Data, split: str, num_images: int) -> tuple[SplitLabels | 
         num_images: that the split has without its labels; a table that differs is another one.
     """
     reasons = []
-    for kind in OPENED_AS:
+    for numbers in (False, True):
         try:
-            opened = from_section(data, kind).open(split)
+            opened = from_section(data, numbers=numbers).open(split)
             if opened.is_large:
                 return None, NoLabels(f"{opened.name} is too large to read all labels first")
             if len(opened) != num_images:

@@ -231,12 +231,16 @@ def _row_order(train: Split, order_N: np.ndarray | None) -> np.ndarray:
 
 def _cut_at_random(train: Split, dev_fraction: float) -> tuple[Split, Split]:
     """Return all but the dev part, and the dev part: a random one of all rows, of shards whole blocks."""
-    key: int | None = sampler.derive_seed(0, "dev split", len(train))
-    whole, num_train = train, len(train) - round(len(train) * dev_fraction)
-    if key is not None and train.block_starts is not None:  # single rows would need every block to be read
-        whole, key = train.random_blocks(len(train), name=train.name, key=key), None
+    key, num_train = (
+        sampler.derive_seed(0, "dev split", len(train)),
+        len(train) - round(len(train) * dev_fraction),
+    )
     parts = ((0, num_train), (num_train, len(train)))
-    rest, dev = (whole.part(first, last, name=train.name, shuffle_key=key) for first, last in parts)
+    if train.block_starts is not None:  # single rows would need every block to be read
+        blocks = train.random_blocks(len(train), name=train.name, key=key)
+        rest, dev = (blocks.part(first, last, name=train.name) for first, last in parts)
+    else:
+        rest, dev = (train.part(first, last, name=train.name, shuffle_key=key) for first, last in parts)
     return rest, dev
 
 

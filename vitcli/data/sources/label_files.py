@@ -43,7 +43,7 @@ from vitcli.data.sources.label_values import (
     offered_numbers,
     read_labels,
 )
-from vitcli.data.sources.tables import SPLIT_WORDS, Tables, split_of, table_of
+from vitcli.data.sources.tables import SPLIT_WORDS, Choices, Tables, split_of, table_of
 from vitcli.errors import DataError, nearest, reason_of
 from vitcli.io.files import parse_json, read_regular
 from vitcli.output.text import count_of, first_few, is_text
@@ -74,23 +74,6 @@ COLUMNS_HELP = "a line with the columns file,label, then a line for each image: 
 
 class NoColumn(DataError):
     """A table of files does not say which column has their names or their labels."""
-
-
-@dataclass(frozen=True)
-class LabelChoices:
-    """What a user says about a file of labels.
-
-    Attributes:
-        file_column, label_column: named by the user; else found by their usual names. Several columns of 0
-            and 1 are named with commas between them.
-        numbers: whether the labels are numbers to predict.
-        one_hot: take columns of 0 and 1 for classes if there is no column of labels.
-    """
-
-    file_column: str | None = None
-    label_column: str | None = None
-    numbers: bool = False
-    one_hot: bool = False
 
 
 class LabelRow(Mapping[str, str]):
@@ -177,11 +160,14 @@ def _label_file_in(folder: Path) -> Path | None:
     return files[0] if files else None
 
 
-def open_label_files(files: Sequence[Path], root: Path, choices: LabelChoices, *, of_folder: bool) -> Tables:
+def open_label_files(
+    files: Sequence[Path], root: Path, choices: Choices, *, one_hot: bool = False, of_folder: bool = True
+) -> Tables:
     """Return a table for each split that label files name, with the images' paths and their labels.
 
     Args:
         root: the folder that all images are in.
+        one_hot: take columns of 0 and 1 for classes if there is no column of labels.
         of_folder: whether the folder is the data set, so that what no row names is left out of it. Where the
             file is the data set, it may lie among runs and other data.
 
@@ -191,7 +177,7 @@ def open_label_files(files: Sequence[Path], root: Path, choices: LabelChoices, *
     """
     # Read the rows, and find the image that each names.
     listed = list_files(root, root)
-    read = [read_label_file(path, root, choices) for path in files]
+    read = [_read_label_file(path, root, choices, one_hot=one_hot) for path in files]
     images = _labelled_images(read, _Places(root, listed))
     # Files that are not images are left out like those that no row names.
     named, others = {image.path for image in images}, {*listed.others}
@@ -262,7 +248,7 @@ def _twice(first: LabelledImage, label: str, place: str, name: str) -> DataError
     )
 
 
-def read_label_file(path: Path, root: Path, choices: LabelChoices = LabelChoices()) -> LabelFile:
+def _read_label_file(path: Path, root: Path, choices: Choices, *, one_hot: bool) -> LabelFile:
     """Read a .csv, .tsv or .jsonl file and find its columns of files, labels and splits.
 
     Raises:
@@ -273,10 +259,10 @@ def read_label_file(path: Path, root: Path, choices: LabelChoices = LabelChoices
     if not rows:
         raise DataError(f"{path.name} has no rows", where=str(path), fix=f"write {COLUMNS_HELP}")
     columns = list(rows[0])
-    names = _column(path, rows[0], columns, choices.file_column, FILE_COLUMNS)
+    names = _column(path, rows[0], columns, choices.image_column, FILE_COLUMNS)
     split = _split_column(columns, rows)
     others = [c for c in columns if c != names and (c != split or c == choices.label_column)]
-    labels = _label_columns(path, others, rows, choices)
+    labels = _label_columns(path, others, rows, choices, one_hot=one_hot)
     return LabelFile(path, path.parent, rows, names, labels, split, split_of(path.relative_to(root)))
 
 
@@ -289,7 +275,7 @@ def _split_column(columns: list[str], rows: list[LabelRow]) -> str | None:
 
 
 def _label_columns(
-    path: Path, columns: list[str], rows: list[LabelRow], choices: LabelChoices
+    path: Path, columns: list[str], rows: list[LabelRow], choices: Choices, *, one_hot: bool
 ) -> tuple[str, ...]:
     """Return the column of labels, or those of 0 and 1 that stand for a class each."""
     named = choices.label_column
@@ -305,7 +291,7 @@ def _label_columns(
             return (of_numbers[0],)
         if choices.numbers and named:
             error.fix = offered_numbers(of_numbers)
-        if not (named or choices.numbers) and choices.one_hot and len(columns) > 1 and are_hot:
+        if not (named or choices.numbers) and one_hot and len(columns) > 1 and are_hot:
             return tuple(columns)
         if not (named or choices.numbers) and len(of_numbers) == 1:
             raise _only_numbers(path, of_numbers[0], list(rows[0])) from None

@@ -6,7 +6,7 @@ data set is ever run.
 
 import glob
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -20,7 +20,7 @@ from vitcli.data.decoding import IMAGE_SUFFIXES, PHOTOGRAPH_SUFFIXES
 from vitcli.data.sources import label_files
 from vitcli.data.sources.class_folders import open_class_folders
 from vitcli.data.sources.folders import BESIDE, NOTHING, LeftOut, left_out_of, list_files, relative, suffix_of
-from vitcli.data.sources.tables import Tables, open_without_labels, split_of
+from vitcli.data.sources.tables import AS_FOUND, Choices, Tables, open_without_labels, split_of
 from vitcli.data.sources.wrong_layouts import no_data_set, not_a_data_set
 from vitcli.errors import DataError, reason_of
 from vitcli.io.files import open_regular
@@ -29,25 +29,7 @@ from vitcli.output.atomic import load_json
 BUILDERS = {".parquet": "parquet", ".arrow": "arrow"}
 
 
-@dataclass(frozen=True)
-class Choices:
-    """What a user says about a data set that its files may leave open.
-
-    Attributes:
-        image_column, label_column: of tables and files of labels.
-        one_class: take a folder that holds one folder of folders as a data set of one class.
-        needs_labels: False where images alone will do, so that any folder of images is taken.
-        numbers: whether the labels are numbers to predict, and no classes.
-    """
-
-    image_column: str | None = None
-    label_column: str | None = None
-    one_class: bool = False
-    needs_labels: bool = True
-    numbers: bool = False
-
-
-def open_local(path: Path, choices: Choices = Choices()) -> Tables:
+def open_local(path: Path, choices: Choices = AS_FOUND) -> Tables:
     """Find the tables of a folder or file in any layout.
 
     Raises:
@@ -89,7 +71,7 @@ def _open_file(path: Path, typed: str, choices: Choices) -> Tables:
     if path.suffix.lower() in BUILDERS:
         return _table_files(path.parent, [path])
     if path.suffix.lower() in label_files.SUFFIXES:
-        return _open_labels([path], path.parent, choices, one_hot=True, of_folder=False)
+        return label_files.open_label_files([path], path.parent, choices, one_hot=True, of_folder=False)
     raise not_a_data_set(path, typed)
 
 
@@ -98,14 +80,14 @@ def _open_folder(path: Path, typed: str, choices: Choices) -> Tables | None:
     no_column = None
     if files := label_files.find_label_files(path):
         try:
-            return _open_labels(files, path, choices)
+            return label_files.open_label_files(files, path, choices)
         except label_files.NoColumn as error:  # a file of captions or sizes, say
             no_column = error
     opened = _open_without_label_file(path, typed, choices)
     if no_column is None:
         return opened
     if opened is None:
-        return _open_labels(files, path, choices, one_hot=True)
+        return label_files.open_label_files(files, path, choices, one_hot=True)
     return replace(opened, notes=(f"{no_column.message}, so the folders name the classes", *opened.notes))
 
 
@@ -117,14 +99,6 @@ def _open_without_label_file(path: Path, typed: str, choices: Choices) -> Tables
             raise
         opened = None
     return opened if opened or choices.needs_labels else open_without_labels(path)
-
-
-def _open_labels(
-    files: list[Path], root: Path, choices: Choices, *, one_hot: bool = False, of_folder: bool = True
-) -> Tables:
-    columns = choices.image_column, choices.label_column
-    of_labels = label_files.LabelChoices(*columns, numbers=choices.numbers, one_hot=one_hot)
-    return label_files.open_label_files(files, root, of_labels, of_folder=of_folder)
 
 
 def _saved_to_disk(path: Path) -> Tables:

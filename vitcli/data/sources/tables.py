@@ -23,6 +23,34 @@ UNLABELLED = "images"  # the split of a folder of images without labels
 
 
 @dataclass(frozen=True)
+class Choices:
+    """What a user says about a data set that its files may leave open.
+
+    Attributes:
+        image_column, label_column: of tables, shards and files of labels; else found by types and usual
+            names. Several columns of 0 and 1 in a file of labels are named with commas between them.
+        num_classes: of shards that do not give it.
+        streaming: read shards in place; remote shards and .tar files are always read so.
+        one_class: take a folder that holds one folder of folders as a data set of one class.
+        group_column: which rows belong together, see `parts.groups`; None for each row alone.
+        needs_labels: False where images alone will do, so that any folder of images is taken.
+        numbers: whether the labels are numbers to predict, and no classes.
+    """
+
+    image_column: str | None = None
+    label_column: str | None = None
+    num_classes: int | None = None
+    streaming: bool = False
+    one_class: bool = False
+    group_column: str | None = None
+    needs_labels: bool = True
+    numbers: bool = False
+
+
+AS_FOUND = Choices()  # nothing is said
+
+
+@dataclass(frozen=True)
 class Tables:
     """The splits of one data set.
 

@@ -86,7 +86,8 @@ class CrossValidation:
     @cached_property
     def _folded(self) -> FoldedSplit:
         data, train = self.recipe.data, self.recipe.train
-        folded = dataset.open_folds(data, train.folds, seed=train.seed, kind=self.shared.data.kind)
+        source = self.shared.data.source_of(data)
+        folded = dataset.open_folds(data, train.folds, seed=train.seed, source=source)
         if folded.train.is_multilabel:
             raise VitError(
                 f"folds are scored by top-1, and the images of {folded.train.name} have several labels each",
@@ -103,7 +104,7 @@ class CrossValidation:
         num_images = len(folded.folds_N)
         folds = f"{len(counts)} folds of {sizes} images{groups}, then all {num_images:,} images"
         self.shared.progress.note(f"{folds}, into {path}")
-        source = dataset.from_section(self.recipe.data, self.shared.data.kind)
+        source = self.shared.data.source_of(self.recipe.data)
         if test := source.default_eval_split(besides=base_of(folded.train_split)):
             name = shlex.quote(str(self.options.out or "RUN"))
             self.shared.progress.detail(
