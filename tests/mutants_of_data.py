@@ -201,8 +201,8 @@ OF_DATA = {
         "tests/data/shards/test_rows.py::test_bytes_of_a_server_that_never_tells_of_a_change_are_not_kept",
     ): {
         "bytes that may change unseen are kept": (
-            "if self.is_local or not self.is_cached:",
-            "if self.is_local:",
+            'info["size"], stamp, blocks if stamp else None)',
+            'info["size"], stamp, blocks)',
         ),
     },
     (

@@ -25,7 +25,7 @@ from vitcli.data.shards.rows import open_shards
 from vitcli.data.sources import layouts
 from vitcli.data.sources.folders import BESIDE, NOTHING, LeftOut, image_files, left_out_of, relative, union
 from vitcli.data.sources.hub import open_hub
-from vitcli.data.sources.tables import AS_FOUND, SPLIT_WORDS, Choices, Tables
+from vitcli.data.sources.tables import AS_FOUND, SPLIT_WORDS, Choices, Tables, pooled, slice_of
 from vitcli.data.split import Grouping, Split, base_of, check_labels, opened_once
 from vitcli.data.table_split import from_table, without_labels
 from vitcli.errors import DataError, nearest
@@ -144,7 +144,8 @@ class DataSet:
         tables = self.tables
         assert tables is not None, "they have been found"
         names = (split,) if split in self.split_names else parts_of(split)
-        table, has_labels = self._pooled([tables.open[name]() for name in names], split), tables.has_labels
+        table = pooled([tables.open[name]() for name in names], name=self.name, split=split)
+        has_labels = tables.has_labels
         if not has_labels:
             table, label_column = without_labels(table, image_column, split), None
         whole = from_table(
@@ -163,19 +164,6 @@ class DataSet:
             notes=tables.notes,
         )
         return opened_once(vtab_splits.with_image_rule(whole, self.declared))
-
-    def _pooled(self, tables: list[datasets.Dataset], split: str) -> datasets.Dataset:
-        """Return the rows of one table, or of several, one after the other."""
-        if len(tables) == 1:
-            return tables[0]
-        try:
-            return datasets.concatenate_datasets(tables)
-        except ValueError as error:
-            raise DataError(
-                f"the splits {split} of {self.name} cannot be pooled: their columns or classes differ",
-                where=f"split {split!r}",
-                fix="write them with the same columns and class names, or name one of them",
-            ) from error
 
     def _open_shards(self, urls: dict[str, list[str]], beside: LeftOut, split: str) -> Split:
         self._check_is_one(split, f"{self.name} is streamed, and numbers are read from tables alone")
@@ -245,11 +233,9 @@ class DataSet:
 
     def _slice(self, split: str, num_rows: int) -> tuple[int, int]:
         try:
-            counts = {base_of(split): num_rows}
-            (piece,) = datasets.ReadInstruction.from_spec(split).to_absolute(counts)
+            return slice_of(split, num_rows)
         except (ValueError, AssertionError) as error:
             raise self._no_split(split) from error
-        return piece.from_ or 0, num_rows if piece.to is None else piece.to
 
     def _no_split(self, split: str) -> DataError:
         names = self.split_names

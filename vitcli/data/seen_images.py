@@ -323,12 +323,7 @@ def _digest_of(image: bytes | np.ndarray) -> int:
 
 def _can_be_read(split: Split) -> bool:
     """Return whether to read all images of a split: they are files, and not too many."""
-    if split.block_starts is not None or not 0 < len(split) <= MOST_IMAGES:
-        return False
-    try:
-        return isinstance(split.image_of(0), bytes)  # else they are drawn
-    except DataError:
-        return True
+    return split.block_starts is None and 0 < len(split) <= MOST_IMAGES and not split.is_drawn
 
 
 def _cut_again(open_split: Callable[[str], Split], seen: SeenImages, *, base: str) -> Split | None:

@@ -147,6 +147,14 @@ class Split:
         """Whether there are too many labels to read them at once; each is then checked when it is loaded."""
         return self.block_starts is not None or self.num_examples > MANY_ROWS
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the images are made when they are read, and come from no file."""
+        try:
+            return not isinstance(self.image_of(0), bytes)
+        except DataError:  # of a file
+            return False
+
     def __len__(self) -> int:
         return self.num_examples
 

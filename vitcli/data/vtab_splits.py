@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from vitcli.data import vtab
 from vitcli.data.columns import find_label_column
 from vitcli.data.decoding import decode
-from vitcli.data.sources.tables import Tables
+from vitcli.data.sources.tables import Tables, pooled, slice_of
 from vitcli.data.split import Split, base_of
 from vitcli.errors import DataError
 
@@ -70,15 +70,7 @@ def _protocol(opened: Mapping[str, Opener], name: str) -> dict[str, Opener]:
         val = partial(_rows, opened, "validation", 0, num_val, name)
 
     def both() -> datasets.Dataset:
-        parts = [train(), val()]
-        try:
-            return datasets.concatenate_datasets(parts)
-        except ValueError as error:
-            raise DataError(
-                f"train and validation of {name} cannot be joined: their columns or classes differ",
-                where=name,
-                fix="write both with the same columns and class names",
-            ) from error
+        return pooled([train(), val()], name=name, split="train+validation")
 
     return {f"train{num_train}": train, f"val{num_val}": val, f"train{num_train}val{num_val}": both}
 
@@ -105,10 +97,9 @@ def _raw_splits(opened: dict[str, Opener], declared: Mapping[str, Any]) -> dict[
 
 
 def _part(opened: Mapping[str, Opener], spec: str) -> datasets.Dataset:
-    base = base_of(spec)
-    table = opened[base]()
-    (piece,) = datasets.ReadInstruction.from_spec(spec).to_absolute({base: len(table)})
-    return table.select(range(piece.from_ or 0, len(table) if piece.to is None else piece.to))
+    table = opened[base_of(spec)]()
+    first, last = slice_of(spec, len(table))
+    return table.select(range(first, last))
 
 
 def _labelled(read: Opener, declared: Mapping[str, Any], where: str) -> datasets.Dataset:

@@ -113,7 +113,7 @@ def _on_hub(source: str) -> list[ShardPath]:
             where=f"--dataset {source}",
             fix="name the data set's own files: another revision, or a pattern hf://datasets/owner/name/*.tar",
         )
-    configs = sorted({_config_of(inside) for _, inside in paths} - {None})
+    configs = sorted({name for _, inside in paths if (name := _config_of(inside))})
     if (config and config not in configs) or (not config and len(configs) > 1):
         raise DataError(
             f"{hub_id} has no configuration {config!r}" if config else f"{hub_id} has several configurations",

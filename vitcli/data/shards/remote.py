@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -39,7 +39,8 @@ STAMPS = (
 )
 
 T = TypeVar("T")
-Label = int | tuple[int, ...] | None
+Item = TypeVar("Item")
+Label = int | tuple[int | None, ...] | None  # as a shard has it
 RowOf = Callable[[int], tuple[bytes, Label]]  # a block: row in it to encoded image and label
 
 
@@ -52,7 +53,7 @@ class ShardFile:
         fs, path: its file system, and its path there.
         size: in bytes.
         stamp: changes when the file does; empty if the file system gives nothing that does.
-        blocks: where what is read of it is stored; None for nowhere.
+        blocks: where what is read of it is stored; None for nowhere, as where a change would not be noticed.
     """
 
     url: str
@@ -92,14 +93,9 @@ class ShardFile:
 
     def read_cached(self, first: int, last: int) -> bytes:
         """As `read`; the bytes of a remote shard stay in the user's cache as long as it does not change."""
-        if self.is_local or not self.is_cached:
+        if self.is_local or self.blocks is None:
             return self.read(first, last)
         return self.blocks.get(self.key(first, last), lambda: self.read(first, last))
-
-    @property
-    def is_cached(self) -> bool:
-        """Whether what is read of it may be stored: a change of the shard would be noticed."""
-        return self.blocks is not None and bool(self.stamp)
 
     def key(self, *part: Hashable) -> Hashable:
         """Return the key of something that is read of this version of the shard."""
@@ -155,19 +151,17 @@ class BlockCache:
     def __init__(self, limit_bytes: int):
         self.limit_bytes, self.num_bytes = limit_bytes, 0
         self._lock = threading.Lock()
-        self._blocks: OrderedDict[Hashable, Future] = OrderedDict()  # least recently used first
+        self._blocks: OrderedDict[Hashable, Future[Any]] = OrderedDict()  # least recently used first
         self._sizes: dict[Hashable, int] = {}  # of those that have been read
 
     def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
         """Return the block of this key, loading it if needed; `load` returns it and its bytes in memory."""
         with self._lock:
-            future = self._blocks.get(key)
-            is_missing = future is None
-            if is_missing:
-                future = self._blocks[key] = Future()
+            known = self._blocks.get(key)
+            future = self._blocks[key] = known or Future()
             self._blocks.move_to_end(key)
-        if not is_missing:
-            return future.result()
+        if known:
+            return known.result()
         # This thread loads it; the others wait for its future.
         try:
             block, num_bytes = load()
@@ -245,7 +239,7 @@ def locate(url: str, blocks: StoredBlocks | None = None) -> ShardFile:
             fix="name .parquet or .tar files, on a server that gives their length",
         )
     stamp = next((str(info[key]) for key in STAMPS if info.get(key)), "")
-    return ShardFile(url, fs, path, info["size"], stamp, blocks)
+    return ShardFile(url, fs, path, info["size"], stamp, blocks if stamp else None)
 
 
 def file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -267,7 +261,8 @@ def attempt(action: Callable[[], T], *, url: str, is_local: bool) -> T:
         DataError: the shard does not exist, or cannot be read from this disk.
         MachineError: all retries failed, or the server refuses access.
     """
-    for wait_s in (None,) if is_local else (*WAITS_S, None):
+    waits = iter(WAITS_S)
+    while True:
         try:
             return action()
         except Exception as raised:  # clients have their own: aiohttp's, botocore's, httpx', plain OS errors
@@ -276,9 +271,9 @@ def attempt(action: Callable[[], T], *, url: str, is_local: bool) -> T:
                 raise unreadable(url, error, fix="check the name and the permissions") from error
             if is_local and is_of_machine(error):  # no row is bad
                 raise
-            if wait_s is None and is_local:
+            if is_local:
                 raise unreadable(url, error, fix="check the disk") from error
-            advice = _advice(error)
+            advice, wait_s = _advice(error), next(waits, None)
             if wait_s is None or advice != RETRY:  # no DataError: the row is not bad and must not be skipped
                 failure = unreadable(url, error, fix=advice)
                 raise MachineError(failure.message, where=failure.where, fix=failure.fix) from error
@@ -299,7 +294,7 @@ def _failure_of_server(error: Exception, url: str) -> BaseException | None:
     return cause if cause and _status(cause) not in MISSING else None
 
 
-def each(action: Callable[..., T], items: Iterable) -> list[T]:
+def each(action: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
     """Apply `action` to every item, a few at a time; the first failure ends it."""
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="vit-shards")
     try:

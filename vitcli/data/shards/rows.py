@@ -64,16 +64,18 @@ def open_shards(
     """
     # Rows and columns of each shard, from footers and indices, a few shards side by side.
     _check_one_split(urls, name)
-    kind = kind_of(urls[0])
+    is_parquet = kind_of(urls[0]) == ".parquet"
     blocks = StoredBlocks(public_address(urls[0]).rpartition("/")[0])
     files = each(partial(locate, blocks=blocks), urls)
-    columns_named = dict(image_column=image_column, label_column=label_column)
-    if kind == ".parquet":
-        contents = each(partial(parquet.inspect_file, **columns_named), files)
-    else:
-        counts = webdataset.known_counts(files) if num_classes else {}
-        inspect = partial(webdataset.inspect_file, counts=counts, **columns_named)
-        contents = each(inspect, files)
+    inspect = partial(parquet.inspect_file, image_column=image_column, label_column=label_column)
+    if not is_parquet:
+        inspect = partial(
+            webdataset.inspect_file,
+            image_column=image_column,
+            label_column=label_column,
+            counts=webdataset.known_counts(files) if num_classes else {},
+        )
+    contents = each(inspect, files)
     if not any(sum(shard.counts) for shard in contents):
         raise DataError(
             f"{name} has no rows", where=files[0].shown, fix="name another split, or other shards"
@@ -82,6 +84,7 @@ def open_shards(
     columns = _same_columns(files, contents)
     columns = columns or Columns(image_column or "", label_column or "", has_many=False, class_names=None)
     num_classes = _num_classes(files, contents, columns, num_classes, name)
+    kind = ".parquet" if is_parquet else ".tar"
     shards = _Shards(files, contents, kind, columns, num_classes, name=name, cache_bytes=cache_bytes)
     return Split(
         name=name,
@@ -147,14 +150,15 @@ class _Shards:
         row_of = self.cache.get(number, lambda: self._load(number))
         image, label = row_of(row - self.block_starts[number])
         labels = label if isinstance(label, tuple) else (label,)
-        if not all(value is not None and 0 <= value < self.num_classes for value in labels):
+        classes = tuple(value for value in labels if value is not None and 0 <= value < self.num_classes)
+        if len(classes) < len(labels):
             wrong = f"label {label} is not one of 0 ... {self.num_classes - 1}"
             raise DataError(
                 "a row has no label" if label in (None, -1) else wrong,
                 where=self.where_is(row),
                 fix="correct it, or name a labelled split or another data.label_column",
             )
-        return image, label
+        return image, classes if isinstance(label, tuple) else classes[0]
 
     def read_labels(self) -> np.ndarray:
         """Return all labels, (num_examples,) int64: of local shards, and of remote Parquet without images."""
@@ -253,10 +257,11 @@ def _num_classes(
     files: Sequence[ShardFile], contents: Sequence[Contents], columns: Columns, given: int | None, name: str
 ) -> int:
     """Return the number of class names, else the given number, else one more than the largest label."""
-    ranges = [shard.labels for shard in contents if sum(shard.counts)]
+    with_rows = [shard for shard in contents if sum(shard.counts)]
+    largest = [shard.labels[1] for shard in with_rows if shard.labels]
     known = len(columns.class_names) if columns.class_names else given
-    if known is None and all(ranges):
-        known = 1 + max(high for _, high in ranges)
+    if known is None and len(largest) == len(with_rows):
+        known = 1 + max(largest)
     if known is None or given not in (None, known):
         names = f"{name} has {known} class names, and num_classes is {given}"
         raise DataError(

@@ -66,8 +66,23 @@ class Index:
     def packed(self) -> bytes:
         """Return it as the bytes of an .npz file."""
         stream = io.BytesIO()
-        np.savez(stream, **vars(self))
+        np.savez(
+            stream,
+            offsets_N=self.offsets_N,
+            sizes_N=self.sizes_N,
+            labels_M=self.labels_M,
+            label_ends_N=self.label_ends_N,
+            has_many=self.has_many,
+        )
         return stream.getvalue()
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> "Index":
+        """Return the inverse of `packed`."""
+        with np.load(io.BytesIO(packed)) as arrays:
+            names = ("offsets_N", "sizes_N", "labels_M", "label_ends_N")
+            offsets_N, sizes_N, labels_M, label_ends_N = (arrays[name] for name in names)
+            return cls(offsets_N, sizes_N, labels_M, label_ends_N, bool(arrays["has_many"]))
 
     def label(self, sample: int) -> int | tuple[int, ...]:
         first = self.label_ends_N[sample - 1] if sample else 0
@@ -158,12 +173,11 @@ def read_index(file: ShardFile, *, image_column: str | None, label_column: str |
     Raises:
         DataError: the shard is damaged, or a sample of it has no image or no label.
     """
-    if not file.is_cached:
+    if file.blocks is None:
         return _make_index(file, image_column, label_column)
     key = file.key("index", INDEX_VERSION, image_column, label_column)
     packed = file.blocks.get_slow(key, lambda: _make_index(file, image_column, label_column).packed())
-    with np.load(io.BytesIO(packed)) as arrays:
-        return Index(**{**arrays, "has_many": bool(arrays["has_many"])})
+    return Index.unpacked(packed)
 
 
 def _make_index(file: ShardFile, image_column: str | None, label_column: str | None) -> Index:
@@ -179,7 +193,8 @@ def _make_index(file: ShardFile, image_column: str | None, label_column: str | N
             raise compressed(file.url) from error
         raise unreadable(file.url, error) from error
     # The image and the labels of each.
-    offsets, sizes, labels, ends, kinds = [], [], [], [], set()
+    offsets, sizes, labels, ends = (list[int]() for _ in range(4))
+    kinds = set[type]()
     for key, members in samples.items():
         where = f"{file.shown}, sample {key!r}"
         offset, size, _ = members[_image_suffix(members, image_column, where)]
@@ -195,9 +210,8 @@ def _make_index(file: ShardFile, image_column: str | None, label_column: str | N
                 where=where,
                 fix="write the labels of all samples alike",
             )
-    return Index(
-        *(np.array(values, dtype=np.int64) for values in (offsets, sizes, labels, ends)), list in kinds
-    )
+    offsets_N, sizes_N, labels_M, ends_N = (np.array(a, np.int64) for a in (offsets, sizes, labels, ends))
+    return Index(offsets_N, sizes_N, labels_M, ends_N, has_many=list in kinds)
 
 
 def _samples(file: ShardFile, label_column: str | None) -> dict[str, dict[str, Member]]:
@@ -207,7 +221,7 @@ def _samples(file: ShardFile, label_column: str | None) -> dict[str, dict[str, M
     with file.open() as stream:
         tar = tarfile.TarFile(fileobj=stream)
         while (member := tar.next()) is not None:
-            tar.members.clear()  # or tarfile keeps all of them in memory
+            tar.members.clear()  # type: ignore[attr-defined]  # not in its types: all members that it keeps
             offset, size = member.offset_data, member.size
             if not 0 <= size <= file.size - offset:
                 raise ValueError(f"it ends inside member {member.name!r}")
@@ -264,8 +278,9 @@ def _label(members: dict[str, Member], label_column: str | None, where: str) -> 
         suffix = "cls"
     label = members[suffix][2] if suffix in members else None
     values = label if isinstance(label, list) else [label]
-    if all(type(value) is int and abs(value) < 2**31 for value in values):
-        return label
+    numbers = [value for value in values if type(value) is int and abs(value) < 2**31]
+    if len(numbers) == len(values):
+        return numbers if isinstance(label, list) else numbers[0]
     is_alone = len(members) == 1 and not label_column
     raise DataError(
         "a sample has no label" if label is None else f"label {label!r:.80} is not an integer",

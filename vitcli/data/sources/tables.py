@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitcli.data.sources.folders import NOTHING, LeftOut, list_files
+from vitcli.data.split import base_of
 from vitcli.errors import DataError
 from vitcli.output.text import plain
 
@@ -85,6 +86,38 @@ def table_of(
     features = datasets.Features({image_column: datasets.Image(decode=False), **(types or {})})
     images = [{"bytes": None, "path": path} for path in paths]
     return datasets.Dataset.from_dict({image_column: images, **(columns or {})}, features=features)
+
+
+def pooled(tables: Sequence["datasets.Dataset"], *, name: str, split: str) -> "datasets.Dataset":
+    """Return the rows of one table, or of several, one after the other; DataError if their columns differ.
+
+    Args:
+        name, split: of the data set, and of the splits that they are, for messages.
+    """
+    import datasets
+
+    if len(tables) == 1:
+        return tables[0]
+    try:
+        return datasets.concatenate_datasets([*tables])
+    except ValueError as error:
+        raise DataError(
+            f"the splits {split} of {name} cannot be pooled: their columns or classes differ",
+            where=f"split {split!r}",
+            fix="write them with the same columns and class names, or name one of them",
+        ) from error
+
+
+def slice_of(split: str, num_rows: int) -> tuple[int, int]:
+    """Return the first row of a slice such as train[:90%], and the one behind its last, of this many.
+
+    Raises:
+        ValueError, AssertionError: it is not a slice as `datasets` writes them.
+    """
+    import datasets
+
+    (piece,) = datasets.ReadInstruction.from_spec(split).to_absolute({base_of(split): num_rows})
+    return piece.from_ or 0, num_rows if piece.to is None else piece.to
 
 
 def check_names(names: Iterable[str]) -> None:
