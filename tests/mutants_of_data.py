@@ -201,8 +201,8 @@ OF_DATA = {
         "tests/data/shards/test_rows.py::test_bytes_of_a_server_that_never_tells_of_a_change_are_not_kept",
     ): {
         "bytes that may change unseen are kept": (
-            'info["size"], stamp, blocks if stamp else None)',
-            'info["size"], stamp, blocks)',
+            "return self.blocks if self.stamp else None",
+            "return self.blocks",
         ),
     },
     (

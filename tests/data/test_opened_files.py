@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests.folders import classes, image
-from vitcli.data import columns, opened_files, seen_images
+from vitcli.data import columns, seen_images
 from vitcli.data.dataset import DataSet
 
 
@@ -57,7 +57,7 @@ def test_a_file_that_has_changed_is_read_again(folder, reads):
 
 
 def test_without_room_only_what_was_found_out_is_kept(folder, reads, monkeypatch):
-    monkeypatch.setattr(opened_files, "MEMORY_FRACTION", 0)
+    monkeypatch.setattr("vitcli.data.split.MEMORY_FRACTION", 0)
     split = DataSet(str(folder)).open("train")
 
     assert seen_images.digests_of(split).tolist() == seen_images.digests_of(split).tolist()

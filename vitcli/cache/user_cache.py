@@ -153,17 +153,17 @@ def _bounded_entries() -> list[CacheEntry]:
     return [entry for entry in all_entries() if entry.is_bounded]
 
 
-def entries_of(kind: str) -> list[CacheEntry]:
-    """List the entries of a kind; a missing, linked or unreadable folder has none."""
-    folder = cache_folder(kind)
-    if folder.is_symlink():
-        return []
+def all_entries(kinds: Iterable[str] = KINDS) -> list[CacheEntry]:
+    """List the entries of several kinds; a missing, linked or unreadable folder has none."""
     entries = []
-    with suppress(OSError), os.scandir(folder) as names:
-        for name in names:
-            with suppress(OSError):  # deleted meanwhile
-                if _is_entry(name):
-                    entries.append(_entry(kind, Path(name.path)))
+    for kind, folder in ((kind, cache_folder(kind)) for kind in kinds):
+        if folder.is_symlink():
+            continue
+        with suppress(OSError), os.scandir(folder) as names:
+            for name in names:
+                with suppress(OSError):  # deleted meanwhile
+                    if _is_entry(name):
+                        entries.append(_entry(kind, Path(name.path)))
     return entries
 
 
@@ -264,11 +264,6 @@ def choose(
         chosen.append(entry)
         used -= entry.num_bytes
     return chosen
-
-
-def all_entries(kinds: Iterable[str] = KINDS) -> list[CacheEntry]:
-    """List the entries of several kinds."""
-    return [entry for kind in kinds for entry in entries_of(kind)]
 
 
 def parse_age(text: str, *, where: str) -> float:

@@ -149,8 +149,15 @@ def _pick_column(
     return named or candidates[0]
 
 
-def classes_of(table: datasets.Dataset, column: str) -> tuple[tuple[str, ...] | None, int, dict | None]:
-    """Return class names, their number and, where labels are not numbers from 0, the number of each value."""
+def classes_of(
+    table: datasets.Dataset, column: str, name: str, *, numbers: bool
+) -> tuple[tuple[str, ...] | None, int, dict | None]:
+    """Return class names, their number and, where labels are not numbers from 0, the number of each value.
+
+    Numbers to predict have the name of their column, and one output.
+    """
+    if numbers:
+        return (column,), 1, numbers_of(table, column, name)
     feature = table.features[column]
     if isinstance(feature, datasets.List | datasets.LargeList):
         inner = feature.feature

@@ -16,7 +16,7 @@ from vitcli import recipe
 from vitcli.data import demo, seen_images, vtab_splits
 from vitcli.data.aliases import check_name, hub_source, local_copy
 from vitcli.data.classes import check_same_classes
-from vitcli.data.parts.eval_split_names import DEV_PART, DEV_PART_OF_ALL, FoldName, choice_part, is_choice
+from vitcli.data.parts.eval_split_names import DEV_PART, DEV_PART_OF_ALL, FoldName, is_choice
 from vitcli.data.parts.groups import groups_of, num_shared
 from vitcli.data.parts.splitting import cut_dev, cut_fold, fold_of_rows, random_subset
 from vitcli.data.seen_images import SeenImages
@@ -145,8 +145,7 @@ class DataSet:
         assert tables is not None, "they have been found"
         names = (split,) if split in self.split_names else parts_of(split)
         table = pooled([tables.open[name]() for name in names], name=self.name, split=split)
-        has_labels = tables.has_labels
-        if not has_labels:
+        if not tables.has_labels:
             table, label_column = without_labels(table, image_column, split), None
         whole = from_table(
             table,
@@ -154,11 +153,11 @@ class DataSet:
             root=tables.root,
             image_column=image_column,
             label_column=label_column,
-            numbers=self.choices.numbers and has_labels,
+            numbers=self.choices.numbers and tables.has_labels,
         )
         whole = replace(
             whole,
-            has_labels=has_labels,
+            has_labels=tables.has_labels,
             column_names=tuple(table.column_names),
             left_out=union(map(tables.left_out, names)),
             notes=tables.notes,
@@ -246,22 +245,11 @@ class DataSet:
         )
 
 
-def open_held_out_dev(
-    data: Data, *, source: DataSet, trained_before: Callable[[], np.ndarray | None]
-) -> Split:
-    """Open the images that `hold_out_dev` keeps out of training: the same ones for every seed."""
-    changes = {"eval_split": choice_part(data.eval_split), "num_examples": None, "hold_out_dev": False}
-    dev_data = data.model_copy(update=changes)
-    _, dev = open_train_and_eval(dev_data, seed=0, source=source, trained_before=trained_before)
-    return dev
+OpenDataSet = Callable[[str, Choices], DataSet]
 
 
 def from_section(
-    data: Data,
-    *,
-    needs_labels: bool = True,
-    numbers: bool = False,
-    data_set: Callable[[str, Choices], DataSet] = DataSet,
+    data: Data, *, needs_labels: bool = True, numbers: bool = False, data_set: OpenDataSet = DataSet
 ) -> DataSet:
     """Open the data set that a recipe's [data] section names.
 

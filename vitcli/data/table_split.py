@@ -22,7 +22,6 @@ from vitcli.data.columns import (
     find_label_column,
     find_number_column,
     image_bytes,
-    numbers_of,
     stamps_of,
 )
 from vitcli.data.split import Label, ReadRow, RowReader, SourceFiles, Split
@@ -54,7 +53,7 @@ def from_table(
     whole = table.with_format(None)  # a saved table may have a format such as torch, and hidden columns
     table = whole.select_columns([image_column, label_column])
     # Their classes, and the functions that read them.
-    class_names, num_classes, number_of = _label_names(table, label_column, name, numbers=numbers)
+    class_names, num_classes, number_of = classes_of(table, label_column, name, numbers=numbers)
     root = Path(os.path.realpath(root)) if root else None
 
     def example_of(row: int, image: Any, label: Any) -> tuple[bytes, Label]:
@@ -96,13 +95,6 @@ def from_table(
         source_files=SourceFiles(paths) if paths else None,
         read_column=lambda column: column_values(whole, image_column if column == PATHS else column),
     )
-
-
-def _label_names(
-    table: datasets.Dataset, column: str, name: str, *, numbers: bool
-) -> tuple[tuple[str, ...] | None, int, dict | None]:
-    """Return as `classes_of`, but the name of the column and one output where numbers are to be predicted."""
-    return ((column,), 1, numbers_of(table, column, name)) if numbers else classes_of(table, column)
 
 
 def _labels_in(table: datasets.Dataset, column: str, number_of: dict | None, *, numbers: bool) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The images of a run by what they are for: training, evaluation, dev split, calibration."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -11,11 +11,10 @@ import numpy as np
 from vitcli import recipe as recipes
 from vitcli.data import dataset
 from vitcli.data.aliases import local_copy
-from vitcli.data.dataset import DataSet
-from vitcli.data.parts.eval_split_names import FoldName
+from vitcli.data.dataset import DataSet, OpenDataSet
+from vitcli.data.parts.eval_split_names import FoldName, choice_part
 from vitcli.data.parts.splitting import cut_dev
 from vitcli.data.seen_images import MOST_IMAGES, SeenImages
-from vitcli.data.sources.tables import Choices
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.calibration.prediction_sets import LEAST
@@ -72,13 +71,7 @@ class RunData:
         data_set: called in the place of `DataSet`.
     """
 
-    def __init__(
-        self,
-        starts: Sequence[Start],
-        *,
-        quiet: bool,
-        data_set: Callable[[str, Choices], DataSet] = DataSet,
-    ):
+    def __init__(self, starts: Sequence[Start], *, quiet: bool, data_set: OpenDataSet = DataSet):
         self.starts, self._data_set = tuple(starts), cache(data_set)
         self.trained_before = cache(partial(trained_on_by, self.starts, quiet=quiet))
         self._opened = cache(self._open)
@@ -91,17 +84,15 @@ class RunData:
         """
         train, scored = self.train_and_eval(recipe, plan_only=plan_only)
         if plan_only:
-            return RunSplits(train, scored, thresholds=choosing_split(recipe, train, scored, self.source_of))
+            return RunSplits(train, scored, thresholds=choosing_split(recipe, train, scored, self))
         train, choice = hold_out(train, recipe)
         return RunSplits(
             train,
             scored,
             choice,
-            probe=open_probe(recipe, self.source_of),
-            thresholds=choosing_split(recipe, train, scored, self.source_of),
-            calibration=calibration_split(recipe, train, scored, choice, self.source_of)
-            if calibrates
-            else None,
+            probe=open_probe(recipe, self),
+            thresholds=choosing_split(recipe, train, scored, self),
+            calibration=calibration_split(recipe, train, scored, choice, self) if calibrates else None,
         )
 
     def source_of(self, data: Data, *, needs_labels: bool = True, numbers: bool = False) -> DataSet:
@@ -131,8 +122,9 @@ class RunData:
 
     def held_out_dev(self, recipe: Recipe) -> Split:
         """Open the images that `data.hold_out_dev` keeps out of training: the same ones for every seed."""
-        source = self.source_of(recipe.data)
-        return dataset.open_held_out_dev(recipe.data, source=source, trained_before=self.trained_before)
+        data = recipe.data
+        changes = {"eval_split": choice_part(data.eval_split), "num_examples": None, "hold_out_dev": False}
+        return self._open(data.model_copy(update=changes), 0, recipe.objective.loss)[1]
 
 
 def declared_splits(dataset: str, *, num_examples: int | None) -> tuple[Split, Split] | None:
@@ -190,17 +182,15 @@ def hold_out(train: Split, recipe: Recipe) -> tuple[Split, Split | None]:
     return cut_dev(train, dev_fraction=fraction, split=train.name, stratified=True)
 
 
-def choosing_split(
-    recipe: Recipe, train: Split, scored: Split, source_of: Callable[[Data], DataSet]
-) -> Split | None:
+def choosing_split(recipe: Recipe, train: Split, scored: Split, opened: RunData) -> Split | None:
     """Return the images to choose thresholds of several labels by; None for other runs, and without any."""
     if recipe.objective.loss != "sigmoid" or not train.is_multilabel or train.is_large:
         return None
-    return _scored_or_validation(recipe, scored, source_of)
+    return _scored_or_validation(recipe, scored, opened)
 
 
 def calibration_split(
-    recipe: Recipe, train: Split, scored: Split, choice: Split | None, source_of: Callable[[Data], DataSet]
+    recipe: Recipe, train: Split, scored: Split, choice: Split | None, opened: RunData
 ) -> Split | None:
     """Return the images that calibrate a classifier; None for other runs, and without any.
 
@@ -214,7 +204,7 @@ def calibration_split(
         return scored
     if choice is not None and len(choice) >= LEAST:
         return choice
-    split = _scored_or_validation(recipe, scored, source_of)
+    split = _scored_or_validation(recipe, scored, opened)
     is_same = split is not None and (split.num_classes, split.class_names) == (
         train.num_classes,
         train.class_names,
@@ -229,19 +219,17 @@ def gives_one_class(recipe: Recipe, train: Split) -> bool:
     return gives_classes and is_known and train.num_classes > 1
 
 
-def _scored_or_validation(
-    recipe: Recipe, scored: Split, source_of: Callable[[Data], DataSet]
-) -> Split | None:
+def _scored_or_validation(recipe: Recipe, scored: Split, opened: RunData) -> Split | None:
     """Return the scored images, unless these are a test split: then those of the validation split, if any."""
     if not len(scored):
         return None
     if f", split {TEST}" not in scored.name:
         return scored
-    data = source_of(recipe.data)
+    data = opened.source_of(recipe.data)
     return data.open(VALIDATION) if VALIDATION in data.split_names else None
 
 
-def open_probe(recipe: Recipe, source_of: Callable[[Data], DataSet]) -> tuple[Split, Split] | None:
+def open_probe(recipe: Recipe, opened: RunData) -> tuple[Split, Split] | None:
     """Open the data set of the few-shot probe, with the default settings of [data]."""
     if recipe.eval.probe is None:
         return None
@@ -249,8 +237,8 @@ def open_probe(recipe: Recipe, source_of: Callable[[Data], DataSet]) -> tuple[Sp
     keys = (*keys, "streaming", "one_class", "group_column")
     changes = {key: Data.model_fields[key].default for key in keys}
     changes |= {"dataset": recipe.eval.probe, "dev_fraction": 0.1, "dev_stratified": True}
-    probe_data = recipe.data.model_copy(update=changes)
-    return dataset.open_train_and_eval(probe_data, seed=0, source=source_of(probe_data))
+    data = recipe.data.model_copy(update=changes)
+    return dataset.open_train_and_eval(data, seed=0, source=opened.source_of(data))
 
 
 def check_labels(train_split: Split, recipe: Recipe) -> None:

@@ -8,6 +8,7 @@ Letters: N images, P pairs.
 import csv
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -135,11 +136,9 @@ def _open_images(section: Data) -> DataSet:
     It is opened as with its labels where that works, so that it has the same splits.
     """
     for numbers in (False, True):
-        try:
+        with suppress(DataError):
             data = from_section(section, numbers=numbers)
             break
-        except DataError:
-            continue
     else:
         data = from_section(section, needs_labels=False)
     if data.tables is not None:  # shards and the demo have one kind of labels

@@ -53,7 +53,7 @@ class ShardFile:
         fs, path: its file system, and its path there.
         size: in bytes.
         stamp: changes when the file does; empty if the file system gives nothing that does.
-        blocks: where what is read of it is stored; None for nowhere, as where a change would not be noticed.
+        blocks: of its data set; None to store nothing.
     """
 
     url: str
@@ -93,9 +93,14 @@ class ShardFile:
 
     def read_cached(self, first: int, last: int) -> bytes:
         """As `read`; the bytes of a remote shard stay in the user's cache as long as it does not change."""
-        if self.is_local or self.blocks is None:
+        if self.is_local or self.stored is None:
             return self.read(first, last)
-        return self.blocks.get(self.key(first, last), lambda: self.read(first, last))
+        return self.stored.get(self.key(first, last), lambda: self.read(first, last))
+
+    @property
+    def stored(self) -> StoredBlocks | None:
+        """Where what is read of it is stored; None for nowhere, as where a change would not be noticed."""
+        return self.blocks if self.stamp else None
 
     def key(self, *part: Hashable) -> Hashable:
         """Return the key of something that is read of this version of the shard."""
@@ -239,7 +244,7 @@ def locate(url: str, blocks: StoredBlocks | None = None) -> ShardFile:
             fix="name .parquet or .tar files, on a server that gives their length",
         )
     stamp = next((str(info[key]) for key in STAMPS if info.get(key)), "")
-    return ShardFile(url, fs, path, info["size"], stamp, blocks if stamp else None)
+    return ShardFile(url, fs, path, info["size"], stamp, blocks)
 
 
 def file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:

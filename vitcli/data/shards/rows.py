@@ -64,11 +64,11 @@ def open_shards(
     """
     # Rows and columns of each shard, from footers and indices, a few shards side by side.
     _check_one_split(urls, name)
-    is_parquet = kind_of(urls[0]) == ".parquet"
+    kind = ".parquet" if kind_of(urls[0]) == ".parquet" else ".tar"
     blocks = StoredBlocks(public_address(urls[0]).rpartition("/")[0])
     files = each(partial(locate, blocks=blocks), urls)
     inspect = partial(parquet.inspect_file, image_column=image_column, label_column=label_column)
-    if not is_parquet:
+    if kind == ".tar":
         inspect = partial(
             webdataset.inspect_file,
             image_column=image_column,
@@ -84,7 +84,6 @@ def open_shards(
     columns = _same_columns(files, contents)
     columns = columns or Columns(image_column or "", label_column or "", has_many=False, class_names=None)
     num_classes = _num_classes(files, contents, columns, num_classes, name)
-    kind = ".parquet" if is_parquet else ".tar"
     shards = _Shards(files, contents, kind, columns, num_classes, name=name, cache_bytes=cache_bytes)
     return Split(
         name=name,

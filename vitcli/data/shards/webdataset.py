@@ -66,23 +66,15 @@ class Index:
     def packed(self) -> bytes:
         """Return it as the bytes of an .npz file."""
         stream = io.BytesIO()
-        np.savez(
-            stream,
-            offsets_N=self.offsets_N,
-            sizes_N=self.sizes_N,
-            labels_M=self.labels_M,
-            label_ends_N=self.label_ends_N,
-            has_many=self.has_many,
-        )
+        np.savez(stream, **vars(self))
         return stream.getvalue()
 
     @classmethod
     def unpacked(cls, packed: bytes) -> "Index":
         """Return the inverse of `packed`."""
         with np.load(io.BytesIO(packed)) as arrays:
-            names = ("offsets_N", "sizes_N", "labels_M", "label_ends_N")
-            offsets_N, sizes_N, labels_M, label_ends_N = (arrays[name] for name in names)
-            return cls(offsets_N, sizes_N, labels_M, label_ends_N, bool(arrays["has_many"]))
+            offsets_N, sizes_N, labels_M, label_ends_N, has_many = arrays.values()
+        return cls(offsets_N, sizes_N, labels_M, label_ends_N, bool(has_many))
 
     def label(self, sample: int) -> int | tuple[int, ...]:
         first = self.label_ends_N[sample - 1] if sample else 0
@@ -173,10 +165,10 @@ def read_index(file: ShardFile, *, image_column: str | None, label_column: str |
     Raises:
         DataError: the shard is damaged, or a sample of it has no image or no label.
     """
-    if file.blocks is None:
+    if file.stored is None:
         return _make_index(file, image_column, label_column)
     key = file.key("index", INDEX_VERSION, image_column, label_column)
-    packed = file.blocks.get_slow(key, lambda: _make_index(file, image_column, label_column).packed())
+    packed = file.stored.get_slow(key, lambda: _make_index(file, image_column, label_column).packed())
     return Index.unpacked(packed)
 
 

@@ -128,13 +128,12 @@ class LabelFile:
 
 @dataclass(frozen=True)
 class LabelledImage:
-    """An image that a row names; `place` says where, for errors."""
+    """An image that a row names."""
 
     path: str
-    label: str
+    label: LabelText
     row: LabelRow
     file: LabelFile
-    place: str
 
 
 def find_label_files(path: Path) -> list[Path]:
@@ -191,7 +190,7 @@ def open_label_files(
         rows_of.setdefault(_split_of_row(image), []).append(row)
     file = images[0].file
     labels = read_labels(
-        [LabelText(image.label, image.place) for image in images],
+        [image.label for image in images],
         numbers=choices.numbers,
         is_one_hot=len(file.label_columns) > 1,
     )
@@ -227,24 +226,24 @@ def _labelled_images(files: list[LabelFile], places: "_Places") -> list[Labelled
                 continue
             if path in images:
                 raise _twice(images[path], label, place, os.path.relpath(path, places.root))
-            images[path] = LabelledImage(path, label, row, file, place)
+            images[path] = LabelledImage(path, LabelText(label, place), row, file)
     if missing:
         raise _missing(missing, files)
-    if blank := [image for image in images.values() if not image.label]:
+    if blank := [image for image in images.values() if not image.label.text]:
         raise _without_label(blank, files)
     return list(images.values())
 
 
 def _twice(first: LabelledImage, label: str, place: str, name: str) -> DataError:
     """Return the error for a second row of an image; its labels may be another."""
-    where = f"{first.place}, and {place}"
-    if label == first.label:
+    where = f"{first.label.place}, and {place}"
+    if label == first.label.text:
         fix = "leave one row for each image: it has one label, and belongs to one split"
         return DataError(f"two rows name the same image, {name}", where=where, fix=fix)
     return DataError(
-        f"two rows give {name} different labels, {first.label!r} and {label!r}",
+        f"two rows give {name} different labels, {first.label.text!r} and {label!r}",
         where=where,
-        fix=f"remove one; for an image of several classes write one row: {first.label}|{label}",
+        fix=f"remove one; for an image of several classes write one row: {first.label.text}|{label}",
     )
 
 
@@ -443,7 +442,7 @@ def _split_of_row(image: LabelledImage) -> str:
     if not re.fullmatch(r"[\w.-]+", word):
         raise DataError(
             f"{word!r} is not the name of a split" if word else "a row has no split",
-            where=f"{image.place}, column {image.file.split_column}",
+            where=f"{image.label.place}, column {image.file.split_column}",
             fix="write train, validation or test",
         )
     return SPLIT_WORDS.get(word.lower(), word)
@@ -508,7 +507,7 @@ def _without_label(images: list[LabelledImage], files: list[LabelFile]) -> DataE
     name, have = first.row[first.file.file_column], "has" if len(images) == 1 else "have"
     return DataError(
         f"{len(images):,} of {count_of(total, 'row')} {have} no label, first {name}",
-        where=f"{first.place}, column {first.file.label_column!r}",
+        where=f"{first.label.place}, column {first.file.label_column!r}",
         fix="write the labels, or remove the rows",
     )
 
