@@ -314,8 +314,8 @@ OF_DATA = {
         "tests/data/shards/test_rows.py::test_a_label_that_is_read_late_is_one_of_the_classes_or_refused_by_its_row",
     ): {
         "a label that is read late may be one too high": (
-            "if not all(value is not None and 0 <= value < self.num_classes for value in labels):",
-            ("if not all(value is not None and 0 <= value <= self.num_classes for value in labels):"),
+            "if value is not None and 0 <= value < self.num_classes)",
+            "if value is not None and 0 <= value <= self.num_classes)",
         ),
     },
     (
@@ -513,8 +513,8 @@ OF_DATA = {
         "tests/data/shards/test_rows.py::test_shards_without_statistics_need_the_number_of_classes",
     ): {
         "one shard tells the classes of all": (
-            "if known is None and all(ranges):",
-            "if known is None and any(ranges):",
+            "if known is None and len(largest) == len(with_rows):",
+            "if known is None and largest:",
         ),
     },
     (

@@ -109,11 +109,11 @@ OF_RESULTS = {
             "if not num_bytes:",
         ),
         "changed pixels are taken": (
-            "if xxhash.xxh3_64_intdigest(content_ABC, SEED) != checksum:",
+            "if xxhash.xxh3_64_intdigest(content_ABC.data, SEED) != checksum:",
             "if False:",
         ),
         "a torn record is taken": ("_check(record[: PLACE.size]) != record[PLACE.size :]", "False"),
-        "links in the cache are followed": ("flags | os.O_NOFOLLOW, 0o600)", "flags, 0o600)"),
+        "links in the cache are followed": ("os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)", "os.O_CLOEXEC, 0o600)"),
         "a store of one process has two": ("is_shared=is_shared, wait_s", "is_shared=True, wait_s"),
     },
     ("vitcli/data/image_cache.py", "tests/cache/test_row_store.py"): {

@@ -226,8 +226,7 @@ def _check_one_split(urls: Sequence[str], name: str) -> None:
     parts = {url: public_address(url).split("/") for url in reversed(urls)}
     common = set.intersection(*map(set, parts.values()))
     distinct = {url: [part for part in path if part not in common] for url, path in parts.items()}
-    named = {url: split_named_in(Path("_").joinpath(*path)) for url, path in distinct.items()}
-    splits = {split: url for url, split in named.items() if split}
+    splits = {split: url for url, path in distinct.items() if (split := split_named_in(Path("_", *path)))}
     if len(splits) > 1:
         raise DataError(
             f"the shards of {name} belong to several splits: {', '.join(sorted(splits))}",

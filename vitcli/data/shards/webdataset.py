@@ -69,13 +69,6 @@ class Index:
         np.savez(stream, **vars(self))
         return stream.getvalue()
 
-    @classmethod
-    def unpacked(cls, packed: bytes) -> "Index":
-        """Return the inverse of `packed`."""
-        with np.load(io.BytesIO(packed)) as arrays:
-            offsets_N, sizes_N, labels_M, label_ends_N, has_many = arrays.values()
-        return cls(offsets_N, sizes_N, labels_M, label_ends_N, bool(has_many))
-
     def label(self, sample: int) -> int | tuple[int, ...]:
         first = self.label_ends_N[sample - 1] if sample else 0
         labels = tuple(self.labels_M[first : self.label_ends_N[sample]].tolist())
@@ -169,7 +162,9 @@ def read_index(file: ShardFile, *, image_column: str | None, label_column: str |
         return _make_index(file, image_column, label_column)
     key = file.key("index", INDEX_VERSION, image_column, label_column)
     packed = file.stored.get_slow(key, lambda: _make_index(file, image_column, label_column).packed())
-    return Index.unpacked(packed)
+    with np.load(io.BytesIO(packed)) as arrays:
+        offsets_N, sizes_N, labels_M, label_ends_N, has_many = arrays.values()  # in the order of `Index`
+    return Index(offsets_N, sizes_N, labels_M, label_ends_N, bool(has_many))
 
 
 def _make_index(file: ShardFile, image_column: str | None, label_column: str | None) -> Index:
