@@ -46,6 +46,14 @@ def test_five_images_say_so_and_what_has_no_meaning_says_why():
     assert "mistakes" not in text
 
 
+@pytest.mark.parametrize(("temperature", "more"), [(1.0, ""), (1.75, " (3.00% at temperature 1.75)")])
+def test_the_calibration_error_after_scaling_stands_beside_that_before_where_they_differ(temperature, more):
+    stored = {"temperature": temperature, "ece_at_temperature": 0.03}
+    text = as_text(result({"tulip": (2, 2)}, **stored), verbose=True)
+
+    assert line(text, "calibration") == f"ECE 10.00%{more}, Brier 0.2000"
+
+
 @pytest.mark.parametrize(
     ("per_class", "weakest"),
     [

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
@@ -39,6 +40,15 @@ def test_losses_and_probabilities_are_those_of_scipy_whatever_is_added_to_a_row(
     np.testing.assert_allclose(Scaling(1.7).probabilities(shifted_NK), np.exp(expected_NK), rtol=1e-12)
     of_labels_N = -expected_NK[np.arange(len(labels_N)), labels_N]
     np.testing.assert_allclose(Scaling(1.7).losses(shifted_NK, labels_N), of_labels_N, rtol=1e-10)
+
+
+def test_logits_of_torch_are_scaled_as_those_of_numpy_and_no_scaling_changes_none():
+    logits_NK, _ = random_case(4)
+
+    scaled = Scaling(1.7).scaled(torch.from_numpy(logits_NK))
+    np.testing.assert_array_equal(scaled, Scaling(1.7).scaled(logits_NK))
+    np.testing.assert_array_equal(Scaling().scaled(logits_NK), logits_NK)
+    assert Scaling.of_json({**Scaling(1.7).as_json(), "another": 3}) == Scaling(1.7)
 
 
 def test_a_temperature_counts_only_where_rows_show_it():
