@@ -133,7 +133,7 @@ class TrainingRun:
         """Evaluate the weights to deliver, write the results and return the summary."""
         launch.enter("the final evaluation")
         job, state, evaluation = self.job, self.state, self.evaluation
-        score = job.options.scores_of_folds if job.is_of_all_folds else evaluation.predict
+        score = job.options.folds.scores if job.is_of_all_folds else evaluation.predict
         metrics, skipped, predictions = score()
         results = [method.results(self, predictions, delivery) for method in job.methods]
         class_scores = scores_of_classes(predictions) if isinstance(predictions, Predictions) else None

@@ -24,8 +24,7 @@ from vitcli.distributed import numerics
 from vitcli.distributed.runtime import Runtime, peak_memory_gib, resolve_precision
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import VitError
-from vitcli.evaluation.metrics import Metrics
-from vitcli.evaluation.predictions import Predictions, unique_names
+from vitcli.evaluation.predictions import unique_names
 from vitcli.evaluation.setup import starts_of
 from vitcli.models import flops
 from vitcli.models.architecture import Architecture
@@ -43,7 +42,7 @@ from vitcli.training.methods import resolutions
 from vitcli.training.methods.imbalance import check_imbalance
 from vitcli.training.methods.known import methods_of
 from vitcli.training.methods.method import Method
-from vitcli.training.methods.out_of_fold import OutOfFold
+from vitcli.training.methods.out_of_fold import FoldModels
 from vitcli.training.methods.partial import depths_of
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch
@@ -79,10 +78,7 @@ class RunOptions:
         title: which run of several this is.
         began_at: when the command or this run of it began, by `time.monotonic`.
         has_siblings: whether other runs of a sweep train at the same time.
-        scores_of_folds: of a run on all images, which are scored by the models of folds: function to metrics,
-            the names of undecodable images, and predictions.
-        outputs_of_folds: of such a run, too: function to what these models say of a sample of the images, on
-            the first process only, and the name of these.
+        folds: of a run on all images, the models of folds, which score and calibrate it.
     """
 
     out: Path | None = None
@@ -104,8 +100,7 @@ class RunOptions:
     noted: set[str] = field(default_factory=set)
     began_at: float = field(default_factory=time.monotonic)
     has_siblings: bool = False
-    scores_of_folds: Callable[[], tuple[Metrics, list[str], Predictions]] | None = None
-    outputs_of_folds: Callable[[], tuple[OutOfFold, str]] | None = None
+    folds: FoldModels | None = None
 
 
 @dataclass(frozen=True)
@@ -348,7 +343,7 @@ def _check_options(recipe: Recipe, options: RunOptions) -> None:
     if options.track:
         tracking.check_tracker(options.track)
     folds = FoldName.of(recipe.data.eval_split)
-    if folds and folds.fold is None and not (options.scores_of_folds or options.dry_run):
+    if folds and folds.fold is None and not (options.folds or options.dry_run):
         raise VitError(
             "this value needs the models of the folds",
             where=f"recipe key data.eval_split = {recipe.data.eval_split!r}",

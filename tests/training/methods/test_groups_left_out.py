@@ -1,7 +1,7 @@
 """Images of `data.group_column` are left out together wherever a probe head leaves out: against refits."""
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from vitcli.evaluation.calibration.prediction_sets import LEVELS, sets_at
 from vitcli.features.least_squares import BIAS
 from vitcli.output.text import probe_head_text
 from vitcli.training.methods import probe_head
-from vitcli.training.methods.calibrate import OutputPasses, Outputs, calibrate, of_probe
+from vitcli.training.methods.calibrate import OutputPasses, Outputs, of_probe
 from vitcli.training.methods.initial_head import fit_heads
 from vitcli.training.methods.probe_head import closed_form_head
 from vitcli.training.splits import hold_out
@@ -140,7 +140,7 @@ def test_the_groups_of_the_data_reach_the_head_and_its_calibration(photos, rule)
 
     layer, whole, _ = fit_heads(*parts, loss="softmax", balance="none")
     passes = OutputPasses(model, preprocessing, settings(), num_classes=train.num_classes)
-    calibration = calibrate(passes, train, choice, probe=partial(of_probe, loss="softmax", balance="none"))
+    calibration = of_probe(passes.of(train), passes.of(choice), loss="softmax", balance="none")
     of_all = passes.of(train)
     unlabelled = replace(train, read_row=lambda row: (train.read_row(row)[0], row % 3 - 1))
     of_labelled = passes.of(unlabelled)  # an image without a label shows nothing

@@ -53,10 +53,7 @@ class CrossValidation:
         self.runs = ManyRuns(command, recipe, options, shared, counts=counts, make_run=self._make_run)
 
     def _make_run(self, recipe: Recipe, options: RunOptions) -> dict[str, Any]:
-        options = replace(
-            options, scores_of_folds=self._scores_of_folds, outputs_of_folds=self._outputs_of_folds
-        )
-        return run_or_sweep(self.command, recipe, options, self.shared)
+        return run_or_sweep(self.command, recipe, replace(options, folds=self), self.shared)
 
     def plan(self) -> dict[str, Any]:
         """Return the plan of the run on all images, and the totals of all runs."""
@@ -156,7 +153,7 @@ class CrossValidation:
         title = f"trained on all {len(self._folded.train):,} images"
         return self.runs.train(Stage([(path, self._final_recipe())], lambda _: title, log))[0]
 
-    def _scores_of_folds(self) -> tuple[Metrics, list[str], Predictions]:
+    def scores(self) -> tuple[Metrics, list[str], Predictions]:
         """Return what the models of the folds predict of all images, each of those that it has not seen."""
         files = [path / PREDICTIONS for path in self._fold_paths]
         rows = [np.flatnonzero(self._folded.folds_N == number) for number in range(len(files))]
@@ -167,7 +164,7 @@ class CrossValidation:
         skipped = [train.where_is(row) for row in range(len(train)) if row not in predicted]
         return metrics, skipped, pooled
 
-    def _outputs_of_folds(self) -> tuple[OutOfFold, str]:
+    def outputs(self) -> tuple[OutOfFold, str]:
         """Return what the models of the folds say of images that they have not seen, and name these."""
         outputs = out_of_fold.pooled(self._fold_paths, num_classes=self._folded.train.num_classes)
         chosen_on = f"training images, each left out in one of {len(self._fold_paths)} folds"

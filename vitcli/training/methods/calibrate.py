@@ -10,7 +10,6 @@ So they do for any other network of a run with folds, by what the networks of th
 M rows to calibrate by, N training rows, D features, K classes.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -45,7 +44,7 @@ from vitcli.training.methods.method import Keys, Method, Results
 from vitcli.training.methods.out_of_fold import (
     MOST_ROWS,
     OF_FOLDS,
-    OutOfFold,
+    FoldModels,
     Outputs,
     rounded_down,
     statistics_of_rows,
@@ -87,20 +86,23 @@ class CalibratedWeights(Method):
         Args:
             is_probe: whether that is the closed form on training images and the dev split.
         """
-        job, split, probe, folds = run.job, run.job.splits.calibration, None, None
-        if split is None:
+        job, splits = run.job, run.job.splits
+        if splits.calibration is None:
             return None
-        if is_probe:
-            split = job.splits.choice
-            probe = partial(of_probe, loss=self.recipe.objective.loss, balance=balance_of(self.recipe))
-        elif job.is_of_all_folds:
-            folds = job.options.outputs_of_folds
         launch.enter("the calibration pass")
         with run.evaluation.evaluated_model() as model:
             num_classes = job.start.arch.num_classes
             preprocessing, settings = run.evaluation.preprocessing, run.evaluation.settings
             passes = OutputPasses(model, preprocessing, settings, num_classes=num_classes)
-            calibration = calibrate(passes, job.splits.train, split, probe=probe, folds=folds)
+            of_train = passes.of(splits.train)
+            if is_probe:
+                loss, balance = self.recipe.objective.loss, balance_of(self.recipe)
+                fit = partial(of_probe, of_train, passes.of(splits.choice), loss=loss, balance=balance)
+            elif job.is_of_all_folds:
+                fit = partial(of_folds, of_train, job.options.folds)
+            else:
+                fit = partial(of_network, of_train, passes.of(splits.calibration), splits.calibration)
+            calibration = run.runtime.on_main(fit)  # computed once, so that all processes have the same bits
             if job.is_of_one_fold:
                 _keep_out_of_fold(run, passes)
         run.state.skipped |= passes.skipped
@@ -134,7 +136,7 @@ class OutputPasses:
         # The run has refused or counted those of its own.
         self._model, self._preprocessing = model, preprocessing
         self._settings = replace(settings, on_bad_image="skip")
-        self.num_classes, self.runtime = num_classes, settings.runtime
+        self.num_classes = num_classes
         self.skipped: set[str] = set()
         self._known: dict[int, tuple[Split, Outputs]] = {}
 
@@ -149,33 +151,6 @@ class OutputPasses:
             self._known[id(split)] = split, outputs
             self.skipped |= set(places)
         return self._known[id(split)][1]
-
-
-def calibrate(
-    passes: OutputPasses,
-    train: Split,
-    split: Split,
-    *,
-    probe: Callable[["Outputs", "Outputs"], Calibration | str] | None = None,
-    folds: Callable[[], tuple[OutOfFold, str]] | None = None,
-) -> Calibration | str:
-    """Return what is stored with the weights, or why it is not.
-
-    The first process computes, so that all have the same bits.
-
-    Args:
-        split: images that the network was not fitted to.
-        probe: of a delivered probe, `of_probe` with the settings that it was fitted with.
-        folds: of a network that was fitted to all images, reads what those of the folds say of them, and
-            names these images; `split` is not looked at then.
-    """
-    of_train, on_main = passes.of(train), passes.runtime.on_main
-    if folds is not None:
-        return on_main(lambda: of_folds(of_train, *folds()))
-    of_split = passes.of(split)
-    if probe is not None:
-        return on_main(lambda: probe(of_train, of_split))
-    return on_main(lambda: of_network(of_train, of_split, split))
 
 
 def of_network(train: Outputs, held_out: Outputs, split: Split) -> Calibration | str:
@@ -198,12 +173,13 @@ def of_network(train: Outputs, held_out: Outputs, split: Split) -> Calibration |
     return _calibration(held_out.logits_NK, held_out.labels_N, unlike, split.name, split.fingerprint)
 
 
-def of_folds(train: Outputs, out_of_fold: OutOfFold, chosen_on: str) -> Calibration | str:
+def of_folds(train: Outputs, folds: FoldModels) -> Calibration | str:
     """Return what the networks of folds show of one that was fitted, as they were, to all images."""
-    unlike, distances_M, statistics = None, out_of_fold.distances_M, statistics_of_rows(train)
+    pooled, chosen_on = folds.outputs()
+    unlike, distances_M, statistics = None, pooled.distances_M, statistics_of_rows(train)
     if distances_M is not None and statistics is not None:
-        unlike = _Unlike(OF_FOLDS, statistics, distances_M, out_of_fold.logits_MK)
-    return _calibration(out_of_fold.logits_MK, out_of_fold.labels_M, unlike, chosen_on, None)
+        unlike = _Unlike(OF_FOLDS, statistics, distances_M, pooled.logits_MK)
+    return _calibration(pooled.logits_MK, pooled.labels_M, unlike, chosen_on, None)
 
 
 def of_probe(train: Outputs, choice: Outputs, *, loss: str, balance: str) -> Calibration | str:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ import torch
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.calibration import out_of_distribution
 from vitcli.evaluation.calibration.out_of_distribution import FeatureStatistics, UnlikeScore
+from vitcli.evaluation.metrics import Metrics
+from vitcli.evaluation.predictions import Predictions
 from vitcli.output.atomic import replace_file
 from vitcli.output.run_folder import OUT_OF_FOLD
 from vitcli.weights.files import CHECKSUM, checksum_of, read_stored, write_safetensors
@@ -50,6 +53,16 @@ class OutOfFold:
     logits_MK: np.ndarray
     labels_M: np.ndarray
     distances_M: np.ndarray | None
+
+
+class FoldModels(Protocol):
+    """The models of folds, each of which predicts the images that it was trained without."""
+
+    def scores(self) -> tuple[Metrics, list[str], Predictions]:
+        """Return metrics, the names of undecodable images, and predictions of all images."""
+
+    def outputs(self) -> tuple[OutOfFold, str]:
+        """Return their outputs for a sample of the images, and its name; on the first process only."""
 
 
 def write(folder: Path, train: Outputs, fold: Outputs, *, num_images: int) -> None:
