@@ -215,7 +215,7 @@ def find_row(tables: PaperTables, name: str, *, scale: str | None, ckpt: str | N
         problem = f"there is no row {name!r}{nearest(name.lower(), rows)}"
         fix = "vit reproduce --list shows all rows; a name is COLUMN/TASK, such as " + next(iter(rows))
         if any(key.startswith(f"{name.lower()}/") for key in rows):
-            problem = f"{name} is no row but several"
+            problem = f"{name} is not one row but several"
             fix = f"vit reproduce --list '{name.lower()}/*' shows them"
         elif name.lower().startswith("fig"):
             fix = "figures are studies: vit study data-size figure4-jft, vit study compute figure5-jft"

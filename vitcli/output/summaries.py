@@ -32,7 +32,7 @@ class FileModel(BaseModel):
     """An object of a JSON file.
 
     Attributes:
-        UNREAD: further keys that are written; a wrong value there is no reason to refuse a folder.
+        UNREAD: further keys that are written; a wrong value there does not refuse a folder.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)

@@ -47,7 +47,7 @@ def json_text(value: Any, *, indent: int | None = 2) -> str:
 def json_of(value: Any, *, indent: int | None = None) -> str:
     """Return JSON with letters of every script as they are; the bytes of ASCII alone are `json.dumps`'s.
 
-    Other characters are escaped: what a terminal would obey, and the surrogates of a file name that is no
+    Other characters are escaped: what a terminal would obey, and the surrogates of a file name that is not
     text, which UTF-8 cannot express.
     """
     shown = json.dumps(value, indent=indent, ensure_ascii=False)

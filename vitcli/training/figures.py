@@ -142,7 +142,7 @@ def masked_patch_grid(views: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) ->
 
 
 def selection_curve(choices: list[dict[str, Any]], *, chosen: dict[str, Any]) -> Figure | None:
-    """Plot accuracy on the dev part against the one number that was chosen; None for other choices.
+    """Plot accuracy on the dev split against the one number that was chosen; None for other choices.
 
     Args:
         choices: values by dotted key, and of each "dev_top1" and its "dev_interval", if known.
@@ -168,7 +168,7 @@ def selection_curve(choices: list[dict[str, Any]], *, chosen: dict[str, Any]) ->
         axes.set_xticks(sorted(values), labels=[f"{value:g}" for value in sorted(values)])
         axes.minorticks_off()
         axes.set_xlabel({"optimizer.lr": "base learning rate"}.get(key, key))
-        axes.set(ylabel="top-1 on the dev part (%)", ylim=percent_limits(bounds))
+        axes.set(ylabel="top-1 on the dev split (%)", ylim=percent_limits(bounds))
         axes.legend(
             loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0
         )  # above: the bars fill the axes

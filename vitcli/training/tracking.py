@@ -2,7 +2,7 @@
 
 Project, name and the like come from the tracker's own environment variables, and files go into the run
 folder. A resumed run repeats the steps after its last checkpoint, with the same numbers. How many records
-were sent is kept beside metrics.jsonl, so that those are not sent twice; TensorBoard is told to forget them
+were sent is kept beside metrics.jsonl, so that those are not sent twice; TensorBoard forgets them
 and gets them again. Records from before --track was given are sent first.
 """
 
@@ -45,7 +45,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run before its first record.
+    """What a tracker gets to know of a run before its first record.
 
     Attributes:
         run_id: of a tracker that has records of this run; None for a new run.

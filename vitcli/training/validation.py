@@ -145,7 +145,7 @@ class PeriodicEvaluation:
     def predict(self) -> tuple[AnyMetrics, list[str], Predictions | NumberPredictions | None]:
         """As `evaluate`, and return the prediction of each row.
 
-        None of patches, of too many rows, and of shards with several labels a row, which cannot be listed.
+        None of patches, of too many rows, and of shards with several labels per row, which cannot be listed.
         """
         split = self.job.splits.eval
         if target := self.task.target:

@@ -3,7 +3,7 @@
 Each fold is an ordinary resumable run, or sweep, below OUT/folds: trained without its images and scored on
 them. A last run below OUT/runs is trained on all images with the same settings and is what the folder
 delivers; its scores, its predictions and its calibration are those of the folds. Values to choose from are
-chosen within each fold, on a dev part of what it is trained on, so that no image has a say in its own score.
+chosen within each fold, on a dev split of what it is trained on, so that no image has a say in its own score.
 """
 
 import shlex

@@ -21,7 +21,7 @@ TOTALS = ("elapsed_s", "exaflops")  # over all runs
 
 @dataclass(frozen=True)
 class Trial:
-    """One combination of values, trained and scored on the dev part.
+    """One combination of values, trained and scored on the dev split.
 
     Attributes:
         choice: value by dotted key.
@@ -38,7 +38,7 @@ class Trial:
         return {"arm": dict(self.choice), **self.scores(), "run_dir": self.run_dir}
 
     def scores(self) -> dict[str, Any]:
-        """Return the scores on the dev part, such as "dev_top1"."""
+        """Return the scores on the dev split, such as "dev_top1"."""
         if self.summary is None:
             return {"dev_top1": None, "dev_loss": None}
         run, count = self.summary["runs"][0], self.summary["num_eval_examples"]
@@ -62,7 +62,7 @@ class Trial:
 
 
 def best(trials: Sequence[Trial]) -> dict[str, Any]:
-    """Return the choice with the best score on the dev part; the first of several equal ones."""
+    """Return the choice with the best score on the dev split; the first of several equal ones."""
     return dict(max(trials, key=lambda trial: trial.rank_key).choice)
 
 
@@ -112,9 +112,9 @@ def values_text(choice: Mapping[str, Any]) -> str:
 
 
 def accuracy_of(choice: Mapping[str, Any]) -> float | None:
-    """Return the accuracy on the dev part in an entry of "choices": of labels, or of patch colours.
+    """Return the accuracy on the dev split in an entry of "choices": of labels, or of patch colours.
 
-    Of several labels an image it is the mean average precision.
+    Of several labels per image it is the mean average precision.
     """
     return choice.get("dev_mean_ap", choice.get("dev_top1", choice.get("dev_patch_accuracy")))
 
