@@ -96,8 +96,8 @@ def _plot(
     axes: Axes, at: Sequence[float], values: Sequence[float], colour: str, label: str = "", marker: str = ""
 ) -> None:
     """Plot a curve; fewer than three values are points, since nothing is known between them."""
-    look = {"marker": "o", "linestyle": ""} if len(at) < FEW_POINTS else {"marker": marker}
-    axes.plot(at, values, color=colour, label=label, markersize=4, **look)
+    marker, line = ("o", "") if len(at) < FEW_POINTS else (marker, "-")
+    axes.plot(at, values, color=colour, label=label, markersize=4, marker=marker, linestyle=line)
 
 
 def _error_bar(axes: Axes, x: float, y: float, interval: Sequence[float], colour: str) -> None:
@@ -156,8 +156,9 @@ def selection_curve(choices: list[dict[str, Any]], *, chosen: dict[str, Any]) ->
     points = sorted((choice[key], 100 * choice["dev_top1"]) for choice in scored)
     with matplotlib.rc_context(STYLE):
         figure, axes = _figure()
-        _plot(axes, *zip(*points, strict=True), BLUE, marker="o")
-        best, bounds = dict(points)[chosen[key]], [accuracy for _, accuracy in points]
+        at, accuracies = zip(*points, strict=True)
+        _plot(axes, at, accuracies, BLUE, marker="o")
+        best, bounds = dict(points)[chosen[key]], [*accuracies]
         for choice in scored:
             if interval := choice.get("dev_interval"):
                 bounds += [100 * bound for bound in interval]
