@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from vitcli.evaluation.calibration import out_of_distribution
 from vitcli.evaluation.calibration.prediction_sets import LEVELS
 from vitcli.evaluation.calibration.stored import calibration_of
 from vitcli.training.methods import out_of_fold
-from vitcli.training.methods.calibrate import OutOfFold, Outputs
+from vitcli.training.methods.out_of_fold import OutOfFold, Outputs
 from vitcli.weights.io import read_weights
 
 NAME, NUM_FOLDS, PER_CLASS = "out_of_fold.safetensors", 3, 20
@@ -210,18 +211,21 @@ def test_distances_of_a_fold_without_statistics_are_those_of_none(tmp_path):
 def test_the_pooled_numbers_make_the_calibration(tmp_path):
     from vitcli.training.methods.calibrate import of_folds
 
+    def models_of(pooled: OutOfFold) -> SimpleNamespace:
+        return SimpleNamespace(outputs=lambda: (pooled, "some images"))
+
     held = outputs(120)
     distances_M = np.arange(120.0)
-    calibration = of_folds(outputs(40), OutOfFold(held.logits_NK, held.labels_N, distances_M), "some images")
+    calibration = of_folds(outputs(40), models_of(OutOfFold(held.logits_NK, held.labels_N, distances_M)))
     assert set(calibration.sets) == set(LEVELS) and calibration.num_images == 120
     p_NK = np.exp(held.logits_NK.astype(np.float64) / calibration.scaling.temperature)
     doubts_M = 1 - (p_NK / p_NK.sum(axis=1, keepdims=True)).max(axis=1)
     largest = (distances_M + distances_M.std() / doubts_M.std() * doubts_M).max()
     assert (calibration.distance, calibration.flagged) == (pytest.approx(largest, rel=1e-4), 0.01)  # of 120
     few = OutOfFold(held.logits_NK[:12], held.labels_N[:12], None)
-    assert of_folds(outputs(40), few, "") == (
+    assert of_folds(outputs(40), models_of(few)) == (
         "they take 19 images that were not trained on, and there are 12"
     )
-    without = of_folds(outputs(40), OutOfFold(held.logits_NK, held.labels_N, None), "some images")
+    without = of_folds(outputs(40), models_of(OutOfFold(held.logits_NK, held.labels_N, None)))
     assert without.statistics is None and without.distance is None
     assert without.facts() == replace(calibration, distance=None, flagged=None, unlike=None).facts()
