@@ -6,7 +6,6 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,7 +15,6 @@ MOST_VALUES = 2_000_000  # of JSON: each takes up to 100 bytes
 MOST_BYTES = 2**30  # of an image
 HARD_LINK = "a hard link"
 RETRY_S = 0.02  # between tries to get a lock
-PairsHook = Callable[[list[tuple[str, Any]]], Any]  # of an object of JSON
 
 
 def open_regular(path: str | Path) -> BinaryIO:
@@ -78,11 +76,11 @@ def read_regular(path: str | Path, most: int = MOST_TEXT_BYTES) -> bytes:
     return content
 
 
-def parse_json(text: str | bytes, *, object_pairs_hook: PairsHook | None = None) -> Any:
+def parse_json(text: str | bytes, **options: Any) -> Any:
     """Return the value of JSON from whomever it is.
 
     Args:
-        object_pairs_hook: as of `json.loads`.
+        options: of `json.loads`.
 
     Raises:
         ValueError: it is not JSON, has more than `MOST_VALUES` values, or is nested too deeply.
@@ -94,7 +92,7 @@ def parse_json(text: str | bytes, *, object_pairs_hook: PairsHook | None = None)
     if num_values > MOST_VALUES:
         raise ValueError(f"it has more than {MOST_VALUES:,} values")
     try:
-        return json.loads(text, object_pairs_hook=object_pairs_hook)
+        return json.loads(text, **options)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.errors import MachineError, VitError
-from vitcli.io.files import PairsHook, open_regular, parse_json, read_regular
+from vitcli.io.files import open_regular, parse_json, read_regular
 from vitcli.output.text import bytes_text, json_of
 
 TEMPORARY = ".tmp-"  # prefix of every file and folder that is not complete yet
@@ -86,17 +86,17 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     write_text(path, json_of(value, indent=2) + "\n")
 
 
-def load_json(path: Path, *, object_pairs_hook: PairsHook | None = None) -> Any:
+def load_json(path: Path, **options: Any) -> Any:
     """Return the value of a file of JSON, from whomever it is.
 
     Args:
-        object_pairs_hook: as of `json.loads`.
+        options: of `json.loads`.
 
     Raises:
         OSError: as `read_regular`.
         ValueError: as `parse_json`.
     """
-    return parse_json(read_regular(path), object_pairs_hook=object_pairs_hook)
+    return parse_json(read_regular(path), **options)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
