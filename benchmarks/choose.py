@@ -45,7 +45,7 @@ from vitcli.features.fewshot import open_splits
 from vitcli.features.layers import Combination, LayerFeatures, combinations, extract_layers
 from vitcli.features.least_squares import draw_shots
 from vitcli.models.blocks import TOKEN, LayerLayout, layout_of
-from vitcli.recipe.request import RecipeRequest
+from vitcli.recipe import load_for_inference
 from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import write_weights
 
@@ -109,10 +109,9 @@ class Rows:
 def open_task(name: str, args: argparse.Namespace) -> Task:
     """Return the features of a task, from the cache where they are there."""
     given = {"data.dataset": str(args.data / name), "model.ckpt": str(args.ckpt)} | TASKS[name][0]
-    request = RecipeRequest(shorthands=given)
-    recipe = request.load("fewshot/default", command="fewshot")
+    recipe = load_for_inference(None, (), given, default="fewshot/default", command="fewshot")
     splits = open_splits(recipe)
-    extractor = open_extractor(read_checkpoint(recipe, quiet=True), recipe, request, RunSettings())
+    extractor = open_extractor(read_checkpoint(recipe, quiet=True), recipe, RunSettings())
     size = extractor.network.arch.image_size
     extractor = replace(
         extractor, layout=layout_of(extractor.network.model, size, "all", ckpt=str(args.ckpt))
@@ -207,8 +206,7 @@ def measure_order(args: argparse.Namespace, kept: "Kept") -> None:
 def damaged_copies(args: argparse.Namespace) -> dict[str, str | Path]:
     """Return the networks by name; write those that are damaged, the same ones each time."""
     given = {"data.dataset": str(args.data / "flowers17"), "model.ckpt": str(args.ckpt)}
-    request = RecipeRequest(shorthands=given)
-    recipe = request.load("fewshot/default", command="fewshot")
+    recipe = load_for_inference(None, (), given, default="fewshot/default", command="fewshot")
     weights = read_checkpoint(recipe, quiet=True)
     stated = replace(preprocessing_of(recipe.data), image_size=weights.architecture.image_size)
     damaged = {"redrawn": redrawn(weights.state), "normalised": dict(weights.state)}

@@ -27,10 +27,9 @@ from vitcli.evaluation.setup import RunSettings
 from vitcli.features.least_squares import draw_shots, influences, solve
 from vitcli.inspection.analysis import patch_distances
 from vitcli.inspection.attention import attention_stats, patch_relevance, probe_attention_layout
-from vitcli.inspection.why import NUM_REASONS, of_fewshot
+from vitcli.inspection.why import NUM_REASONS, _of_fewshot
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress
-from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.load import load_for_inference
 
 BLANK, AT_ONCE, LARGEST_SEED = 0.2, 10, 2000
@@ -38,7 +37,8 @@ BLANK, AT_ONCE, LARGEST_SEED = 0.2, 10, 2000
 
 def patches(args: argparse.Namespace) -> None:
     recipe, _ = run_folder.recipe_of(args.run)
-    _, weights, _ = of_fewshot(RecipeRequest(), recipe, RunSettings(quiet=True), args.run)
+    network, _ = _of_fewshot(recipe, recipe, RunSettings(quiet=True), Path(args.run), recipe.fewshot)
+    weights = network.weights
     preprocessing, cpu = preprocessing_of(recipe.data), torch.device("cpu")
     model, arch = load_for_inference(weights, preprocessing.image_size, "auto", cpu, Progress(quiet=True))
     model.requires_grad_(False)

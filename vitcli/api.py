@@ -19,7 +19,7 @@ from vitcli.evaluation.setup import preprocessing_for
 from vitcli.io.files import MOST_BYTES, read_regular
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, build, known_name
-from vitcli.recipe.request import RecipeRequest
+from vitcli.recipe import load_for_inference
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
 from vitcli.weights.names import names_weights
@@ -152,12 +152,11 @@ def _load_model(
     if num_classes is not None and (isinstance(num_classes, bool) or num_classes < 0):
         raise VitError(f"num_classes is {num_classes}", where="load_model(num_classes=...)", fix="0 or more")
     shorthands = {"data.image_size": f"{size[0]}x{size[1]}"} if size else {}
-    request = RecipeRequest(shorthands=shorthands)
-    recipe = request.load()
+    recipe = load_for_inference(None, (), shorthands)
     if not names_weights(source):
         return _fresh(source, preprocessing_of(recipe.data), num_classes)
     weights = read_weights(source)
-    preprocessing, _ = preprocessing_for(weights, recipe, request)
+    preprocessing, _ = preprocessing_for(weights, recipe)
     # The network.
     model, arch, report = load(weights, image_size=preprocessing.image_size, num_classes=num_classes)
     names = weights.readable_class_names if weights.class_names or weights.imagenet else None

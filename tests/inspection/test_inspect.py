@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,6 @@ from vitcli.inspection.collect import Inspection
 from vitcli.inspection.inspect import InspectRequest, at_size_of, open_images
 from vitcli.inspection.text import as_text, caption
 from vitcli.models.build import TransformerOptions, architecture, build
-from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import read_weights, write_weights
 from vitcli.weights.load import load
@@ -267,12 +267,12 @@ def test_two_checkpoints_are_compared_at_one_size_unless_told_or_impossible(vit_
             ("other", "ViT-demo/8", (40, 24)),
         )
     )
-    asked = RecipeRequest(shorthands={"data.image_size": "32x48"})
+    asked = replace(small, asked={"data.image_size": "32x48"})
 
-    assert at_size_of(large, small, RecipeRequest()).preprocessing.image_size == (64, 96)
-    assert "that of the first" in at_size_of(large, small, RecipeRequest()).preprocessing_from
-    assert at_size_of(large, small, asked) is small
-    assert at_size_of(other, small, RecipeRequest()) is small  # 40 pixels are no number of patches of 16
+    assert at_size_of(large, small).preprocessing.image_size == (64, 96)
+    assert "that of the first" in at_size_of(large, small).preprocessing_from
+    assert at_size_of(large, asked) is asked
+    assert at_size_of(other, small) is small  # 40 pixels are no number of patches of 16
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from vitcli.cli import end_of_command
 from vitcli.errors import VitError
 from vitcli.io.credentials import hide_credentials, with_credentials, without_credentials
 from vitcli.output import run_folder
-from vitcli.recipe.request import RecipeRequest
 from vitcli.recipe.toml import to_toml
 
 ADDRESS = "https://me:canary@host/{train,test}.parquet?X-Amz-Signature=canary&sig=canary"
@@ -78,7 +77,8 @@ def test_a_recipe_holds_no_credentials():
 
 
 def test_a_request_that_is_written_down_holds_no_credentials():
-    asked = RecipeRequest(overrides=(f"model.ckpt={ADDRESS}",), shorthands={"data.dataset": ADDRESS}).given
+    words = [f"model.ckpt={ADDRESS}"]
+    asked = recipe.load_for_inference(None, words, {"data.dataset": ADDRESS}).asked
     assert asked == {"data.dataset": PUBLIC, "model.ckpt": PUBLIC}
 
 

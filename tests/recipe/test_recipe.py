@@ -8,7 +8,6 @@ from pydantic import ValidationError
 from vitcli import recipe
 from vitcli.errors import VitError
 from vitcli.recipe import sweep
-from vitcli.recipe.request import RecipeRequest
 
 CIFAR = "finetune/cifar10"
 
@@ -378,9 +377,9 @@ def test_a_path_has_one_spelling_and_names_stay_names(tmp_path, monkeypatch):
     }  # fmt: skip
 
     for typed, name in spelled.items():
-        loaded = RecipeRequest(None, (), {"data.dataset": typed, "model.ckpt": typed}).load()
+        loaded = recipe.load_for_inference(None, (), {"data.dataset": typed, "model.ckpt": typed})
         assert (loaded.data.dataset, loaded.model.ckpt) == (name, name)
-        assert RecipeRequest(None, (f"data.dataset={typed}",)).given["data.dataset"] == name
+        assert recipe.load_for_inference(None, (f"data.dataset={typed}",), {}).given["data.dataset"] == name
 
 
 def test_eighty_thousand_choices_are_refused_before_each_is_looked_at(tmp_path):

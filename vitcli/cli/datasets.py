@@ -93,7 +93,7 @@ def datasets_check(
             )
         ckpt = "demo"
     keys = {"data.dataset": dataset, "data.on_bad_image": "skip"}
-    request = options.RecipeOptions(recipe=recipe, set_=set_).request(ckpt, inference, keys)
+    loaded = options.RecipeOptions(recipe=recipe, set_=set_).load(ckpt, inference, keys)
     from vitcli.data.checks import check, findings
     from vitcli.data.checks.near_duplicates import SplitName
     from vitcli.data.checks.text import as_text
@@ -104,9 +104,9 @@ def datasets_check(
         launch(None, inference.device)
         from vitcli.features.label_errors import check_with_labels
 
-        result = check_with_labels(a, b, request, inference.settings(printing, out, overwrite), how)
+        result = check_with_labels(a, b, loaded, inference.settings(printing, out, overwrite), how)
     else:
-        result = check.check(a, b, request.load().data, how)
+        result = check.check(a, b, loaded.data, how)
     return printing.show_and_fail(result, findings.failure(result), as_text)
 
 

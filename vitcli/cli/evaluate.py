@@ -16,7 +16,7 @@ from vitcli.errors import VitError
 from vitcli.output import text
 
 if TYPE_CHECKING:
-    from vitcli.recipe.request import RecipeRequest
+    from vitcli.recipe import Recipe
 
 app = typer.Typer()
 MIRRORED = "Test-time augmentation: average over the image and its horizontal flip (2x slower)."
@@ -59,20 +59,23 @@ class PredictionOptions:
         "Print one JSON object per image (default: a table).")] = False
     overwrite: options.Overwrite = False
 
-    def request(self, inference: options.InferenceOptions) -> "RecipeRequest":
+    def load(self, inference: options.InferenceOptions) -> "Recipe":
         """Return the recipe of the call; VitError for images that are not there, or a checkpoint among them.
         """
         if self.ckpt is None and self.images and hints.looks_like_weights(self.images[0]):
             ckpt, others = self.images[0], shlex.join(name for name in self.images if name != self.images[0])
             fix = f"vit predict --ckpt {shlex.quote(ckpt)} {others or 'IMAGES'}"
             raise VitError(f"{ckpt} is a checkpoint, not an image", where="IMAGES", fix=fix)
-        recipe = RecipeOptions(None, self.res, self.model, None, self.set_, self.skip_bad)
+        from vitcli.recipe import check_names_ckpt
+
+        given = RecipeOptions(None, self.res, self.model, None, self.set_, self.skip_bad)
         if self.why and self.ckpt and inputs.is_fewshot_run(self.ckpt):  # it holds no weights, but names them
-            request = recipe.request(None, inference, {"model.ckpt": self.ckpt})
+            recipe = given.load(None, inference, {"model.ckpt": self.ckpt})
         else:
-            request = recipe.request(self.ckpt, inference, command="predict")
+            recipe = given.load(self.ckpt, inference)
+        check_names_ckpt(recipe, "predict")
         inputs.check_images(self.images, "IMAGES")
-        return request
+        return recipe
 
 
 @dataclass(frozen=True)
@@ -126,18 +129,15 @@ class EvaluationOptions:
     def sides(self) -> tuple[int, ...]:
         return resolution_range(self.res)
 
-    def request(
+    def load(
         self, inference: options.InferenceOptions, data: str | None, weights: str | None
-    ) -> "RecipeRequest":
+    ) -> "Recipe":
         """Return the recipe of one evaluation; without a data set, that of the run."""
         is_named = data or self.recipe or any(key.startswith("data.dataset") for key in self.set_ or ())
         of_run = {} if is_named or not weights else inputs.data_of_run(weights)
-        given = {override.partition("=")[0].strip() for override in self.set_ or ()}
-        data = of_run.pop("data.dataset", data)
-        more = {key: value for key, value in of_run.items() if key not in given}
-        size = None if self.sides else self.res
+        data, size = of_run.pop("data.dataset", data), None if self.sides else self.res
         recipe = RecipeOptions(data, size, self.model, self.recipe, self.set_, self.skip_bad)
-        return recipe.request(weights, inference, more, command="evaluate")
+        return recipe.load(weights, inference, recipe.without_given(of_run), command="evaluate")
 
     def scores(self, asserted: tuple):
         """Return the EvaluateOptions."""
@@ -166,7 +166,7 @@ def predict(*, inference: options.InferenceOptions, asked: PredictionOptions, pr
     """
     if asked.jsonl and printing.as_json:
         raise typer.BadParameter("--json prints one object, --jsonl one per image: name one of them")
-    request = asked.request(inference)
+    recipe = asked.load(inference)
     launch(None, inference.device)
     from vitcli.evaluation import predict as predictions
     from vitcli.evaluation.text import predictions_as_text
@@ -177,10 +177,10 @@ def predict(*, inference: options.InferenceOptions, asked: PredictionOptions, pr
         from vitcli.inspection.why import predict_why
         from vitcli.inspection.why_page import as_text
 
-        result = predict_why(asked.images, request, settings, more, asked.why)
+        result = predict_why(asked.images, recipe, settings, more, asked.why)
         render = as_text
     else:
-        result = predictions.predict(asked.images, request, settings, more)
+        result = predictions.predict(asked.images, recipe, settings, more)
     error = predictions.failure(result)
     if asked.jsonl:
         text.write(predictions.as_jsonl(result, partial(text.json_text, indent=None)))
@@ -219,11 +219,7 @@ def evaluate(*, inference: options.InferenceOptions, asked: EvaluationOptions, p
     if groups and (len(pairs) > 1 or any(more)):
         raise typer.BadParameter("vtab takes one --ckpt, no second --dataset, and scoring options only")
     is_vtab = bool(groups and asked.ckpt)  # then --ckpt is the folder of the tasks
-    requests = []
-    for weights, data in pairs if not is_vtab else ():
-        requests.append(asked.request(inference, data, weights))
-        if data is None:
-            requests[-1].load(command="evaluate")  # refuses to do without a data set
+    recipes = [] if is_vtab else [asked.load(inference, data, weights) for weights, data in pairs]
 
     launch(asked.num_processes, inference.device)
     from vitcli.evaluation.evaluate import evaluate as score_all
@@ -236,10 +232,10 @@ def evaluate(*, inference: options.InferenceOptions, asked: EvaluationOptions, p
     if is_vtab:
 
         def score(task: str, weights: str) -> dict[str, Any]:
-            return score_all([asked.request(inference, task, weights)], scores, settings)
+            return score_all([asked.load(inference, task, weights)], scores, settings)
 
         return printing.show(vtab.evaluate_tasks(groups, asked.ckpt[0], score), vtab.render)
-    result = score_all(requests, scores, settings)
+    result = score_all(recipes, scores, settings)
     # Whatever was asserted, the result is printed first.
     evaluations = result.get("evaluations", [result])
     named = [(f"{evaluation['ckpt']} on {evaluation['dataset']}", evaluation) for evaluation in evaluations]

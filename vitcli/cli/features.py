@@ -93,19 +93,25 @@ def fewshot(
     if is_comparison and protocol.draws:
         fix = "leave it out, or name one --ckpt and no --layers"
         raise VitError("checkpoints and layers are compared without draws", where="--draws", fix=fix)
+    from vitcli.recipe import find_for_dataset
+
     # Mistakes come before processes are launched.
-    requests = [recipe.request(name, inference, protocol.recipe_keys) for name in ckpts or [None]]
+    default = "" if recipe.recipe else find_for_dataset("fewshot", recipe.dataset)
+    each_recipe = [
+        recipe.load(name, inference, protocol.recipe_keys, default=default, command="fewshot")
+        for name in ckpts or [None]
+    ]
     launch(num_processes, inference.device)
     settings = inference.settings(printing, out, overwrite, verbose=verbose)
     if is_comparison:
         from vitcli.features.compare_backbones import compare_backbones
         from vitcli.features.compare_backbones_text import as_text
 
-        result = compare_backbones(requests, settings, layers=which_layers)
+        result = compare_backbones(each_recipe, settings, layers=which_layers)
         return printing.show(result, partial(as_text, verbose=verbose))
     from vitcli.features.fewshot import as_text, fewshot
 
-    result = fewshot(requests[0], settings, draws_file=protocol.draws, arguments=given_arguments)
+    result = fewshot(each_recipe[0], settings, draws_file=protocol.draws, arguments=given_arguments)
     return printing.show(result, partial(as_text, verbose=verbose))
 
 
@@ -132,12 +138,12 @@ def embed(
     """
     if not out:
         raise typer.BadParameter("name the file to write: --out FEATURES.safetensors", param_hint="--out")
-    request = recipe.request(ckpt, inference, {"eval.layer": layer}, command="embed")
+    loaded = recipe.load(ckpt, inference, {"eval.layer": layer}, command="embed")
     launch(num_processes, inference.device)
     from vitcli.features.embed import as_text, embed
 
     settings = inference.settings(printing, out, overwrite)
-    return printing.show(embed(request, settings, split=split, logits=logits), as_text)
+    return printing.show(embed(loaded, settings, split=split, logits=logits), as_text)
 
 
 def counts(shots: str | None) -> list[int] | None:

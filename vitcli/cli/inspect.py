@@ -64,10 +64,10 @@ def inspect(
         raise typer.BadParameter(message, param_hint="--summary")
     # What a run does about images that cannot be read holds for those to look at, too.
     keys = inputs.policy_of_run(ckpt) if images and not recipe.skip_bad else {}
-    requests = [recipe.request(ckpt, inference, recipe.without_given(keys))]
 
     # A summary needs no forward pass.
     if summary or (checkpoint is not None and not ignored):
+        recipe.shorthands(ckpt, None)  # refuses a name of nothing
         options.load_libraries()
         from vitcli.weights import summary as weights_summary
 
@@ -77,11 +77,16 @@ def inspect(
     if compare_res is not None and compare is None:
         message = "it belongs to --compare CKPT, which may be the same"
         raise typer.BadParameter(message, param_hint="--compare-res")
+    keys_set = {override.partition("=")[0].strip() for override in recipe.set_ or ()}
+    is_named = ckpt or recipe.dataset or images or keys_set & {"model.ckpt", "data.dataset"}
+    default = "inspect/default" if is_named else "inspect/demo"
+    recipes = [recipe.load(ckpt, inference, recipe.without_given(keys), default=default)]
     if compare is not None:
-        requests.append(replace(recipe, res=compare_res or recipe.res).request(compare, inference))
+        second = replace(recipe, res=compare_res or recipe.res)
+        recipes.append(second.load(compare, inference, default=default))
     launch(None, inference.device)
     from vitcli.inspection.inspect import inspect
     from vitcli.inspection.text import as_text
 
     settings = inference.settings(printing, out, overwrite)
-    return printing.show(inspect(requests, settings, image_patterns=images or (), split=split), as_text)
+    return printing.show(inspect(recipes, settings, image_patterns=images or (), split=split), as_text)

@@ -291,31 +291,28 @@ class RecipeOptions:
         given |= set(recipes.merge(self.recipe).values) if self.recipe else set()
         return {key: value for key, value in keys.items() if key not in given}
 
-    def request(
+    def load(
         self,
         ckpt: str | None,
         inference: "InferenceOptions",
         more: dict[str, Any] | None = None,
         *,
+        default: str = "evaluate/default",
         command: str | None = None,
     ):
-        """Return the RecipeRequest of a command that does not train.
+        """Load the recipe of a command that does not train; mistakes are reported before torch is loaded.
 
         Args:
             more: further recipe keys.
-            command: the name of one that has no default checkpoint.
+            command: see `recipe.load_for_inference`.
         """
         from vitcli import recipe as recipes
-        from vitcli.recipe.request import RecipeRequest
 
         keys = self.shorthands(ckpt, inference.precision) | {"eval.batch_size": inference.batch_size}
-        request = RecipeRequest(self.recipe, self.set_ or (), keys | (more or {}))
-        # Mistakes are reported before torch is loaded.
-        if self.recipe or (ckpt is None and command):
-            loaded = request.load()
-            if command:
-                recipes.check_names_ckpt(loaded, command)
-        return request
+        keys |= more or {}
+        return recipes.load_for_inference(
+            self.recipe, self.set_ or (), keys, default=default, command=command
+        )
 
 
 # fmt: off

@@ -88,12 +88,13 @@ def reproduce(
         return printing.show(plan(paper_row, recipes, run_options, finetune), as_text)
     from vitcli.evaluation.evaluate import EvaluateOptions, evaluate
     from vitcli.evaluation.setup import RunSettings
-    from vitcli.recipe.request import RecipeRequest
+    from vitcli.recipe import load_for_inference
 
     def score(weights: str) -> dict[str, Any]:
         keys = recipe_keys | {"data.dataset": paper_row.dataset, "model.ckpt": weights}
         settings = RunSettings(devices.workers, quiet)
-        return evaluate([RecipeRequest(shorthands=keys)], EvaluateOptions(real=real), settings)
+        recipe = load_for_inference(None, (), keys, command="evaluate")
+        return evaluate([recipe], EvaluateOptions(real=real), settings)
 
     result = experiment.reproduce(
         paper_row, recipes, run_options, real=real, finetune=finetune, evaluate=score

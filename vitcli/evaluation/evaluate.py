@@ -57,7 +57,6 @@ from vitcli.output.scores import OF_CLASSES
 from vitcli.output.summaries import Evaluation, ResolutionScore
 from vitcli.output.text import size_text
 from vitcli.recipe import Recipe, catalog
-from vitcli.recipe.request import RecipeRequest
 from vitcli.recipe.schema import WITHOUT_EFFECT
 from vitcli.weights.io import Weights
 from vitcli.weights.load import load_for_inference
@@ -88,7 +87,7 @@ class EvaluateOptions:
     save_predictions: str | None = None
     asserted: tuple[Assertion, ...] = ()
 
-    def result_key(self, request: RecipeRequest, split: Split) -> dict[str, Any]:
+    def result_key(self, recipe: Recipe, split: Split) -> dict[str, Any]:
         """Return all that a result depends on, by option or recipe key: evaluation.json's "asked"."""
         choices = {
             "--res": list(self.sides),
@@ -99,7 +98,7 @@ class EvaluateOptions:
             "--tta": self.mirrored,
         }
         choices = {option: value for option, value in choices.items() if value}
-        given = {key: value for key, value in request.given.items() if key not in WITHOUT_EFFECT}
+        given = {key: value for key, value in recipe.asked.items() if key not in WITHOUT_EFFECT}
         return {"--split": split.name} | given | choices
 
 
@@ -123,7 +122,6 @@ class EvalTask:
         calibration: of the predictions, of weights that give an image one class and store it.
     """
 
-    request: RecipeRequest
     recipe: Recipe
     options: EvaluateOptions
     split: Split
@@ -143,33 +141,30 @@ class EvalTask:
     calibration: Calibration | None = None
 
 
-def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: RunSettings) -> dict[str, Any]:
-    """Run one evaluation per request; return its result, or {"evaluations": [...]} of several.
+def evaluate(recipes: Sequence[Recipe], options: EvaluateOptions, run: RunSettings) -> dict[str, Any]:
+    """Run one evaluation per recipe; return its result, or {"evaluations": [...]} of several.
 
     Images get the preprocessing stored with the weights, or else the recipe's. Every example counts once, in
     fp32 by default, on any number of processes.
     """
-    # Recipes, options and output files are checked before anything large is read.
-    each_recipe = [request.load(command="evaluate") for request in requests]
-    _check(options, run, num_evaluations=len(requests))
+    # Options and output files are checked before anything large is read.
+    _check(options, run, num_evaluations=len(recipes))
     label_map = class_map.read_class_map(options.classes, catalog.class_maps()) if options.classes else None
     real_lists = real_labels.read_real(options.real) if options.real else None
 
     # Splits open before the processes join, so that no collective waits for a long download.
     cache: dict[str, Weights] = {}
     tasks = [
-        _open_task(
-            request, recipe, _read_once(recipe, cache, quiet=run.quiet), options, label_map, real_lists
-        )
-        for request, recipe in zip(requests, each_recipe, strict=True)
+        _open_task(recipe, _read_once(recipe, cache, quiet=run.quiet), options, label_map, real_lists)
+        for recipe in recipes
     ]
-    settings = eval_settings(each_recipe[0], run)
+    settings = eval_settings(recipes[0], run)
     (_, num_runs), *_ = Counter(task.fingerprint for task in tasks).most_common(1)
-    mode, processes_here = each_recipe[0].data.cache, settings.runtime.processes_here
+    mode, processes_here = recipes[0].data.cache, settings.runtime.processes_here
     images = ImageCache(mode, processes_here=processes_here, num_runs=num_runs)
 
     # The output folder is locked before the first pass; results are written after the last.
-    keys = [options.result_key(task.request, task.split) for task in tasks]
+    keys = [options.result_key(task.recipe, task.split) for task in tasks]
     with ExitStack() as lock:
         settings.runtime.on_main(lambda: claim(lock, keys, run, options.save_predictions))
         results = []
@@ -250,7 +245,6 @@ def _read_once(recipe: Recipe, cache: dict[str, Weights], *, quiet: bool) -> Wei
 
 
 def _open_task(
-    request: RecipeRequest,
     recipe: Recipe,
     weights: Weights,
     options: EvaluateOptions,
@@ -269,9 +263,9 @@ def _open_task(
     opened = open_eval_split(recipe, options.split, weights)
     has_several = target is None and Task.MULTILABEL in (task, opened.task)
     check_apply(options.asserted, Task.MULTILABEL if has_several else task)
-    pixels = _preprocessings(weights, recipe, request, options.sides)
+    pixels = _preprocessings(weights, recipe, options.sides)
     rows, fingerprint = np.arange(len(opened)), opened.fingerprint
-    unmatched = EvalTask(request, recipe, options, opened, rows, fingerprint, *pixels, target=target)
+    unmatched = EvalTask(recipe, options, opened, rows, fingerprint, *pixels, target=target)
     if target:
         return unmatched
 
@@ -388,7 +382,7 @@ def score(task: EvalTask, weights: Weights, settings: EvalSettings, images: Imag
         summary["resolutions"] = curve
     if options.asserted:
         summary["assertions"] = [assertion.outcome(summary) for assertion in options.asserted]
-    summary["asked"] = options.result_key(task.request, task.split)
+    summary["asked"] = options.result_key(task.recipe, task.split)
     Evaluation.written(summary)
     return EvalResult(task, summary, predictions, places, weights.architecture.image_size[0])
 
@@ -406,10 +400,10 @@ def _with_cached_images(task: EvalTask, images: ImageCache, progress: Progress) 
 
 
 def _preprocessings(
-    weights: Weights, recipe: Recipe, request: RecipeRequest, sides: Sequence[int]
+    weights: Weights, recipe: Recipe, sides: Sequence[int]
 ) -> tuple[list[Preprocessing], Preprocessing, str]:
     """Return the preprocessing of each pass, the one nearest to the weights' resolution, and its origin."""
-    base, origin = preprocessing_for(weights, recipe, request)
+    base, origin = preprocessing_for(weights, recipe)
     variants = [replace(base, image_size=(side, side)) for side in sides] or [base]
     trained_side = weights.architecture.image_size[0]
     reported = min(variants, key=lambda variant: abs(variant.image_size[0] - trained_side))

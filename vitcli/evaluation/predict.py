@@ -27,8 +27,7 @@ from vitcli.models import features
 from vitcli.models.features import TimmNetwork
 from vitcli.output.atomic import check_out, write_text
 from vitcli.output.text import count_of, csv_text, first_few, json_of
-from vitcli.recipe import Recipe, check_names_ckpt
-from vitcli.recipe.request import RecipeRequest
+from vitcli.recipe import Recipe
 from vitcli.weights import imagenet
 from vitcli.weights.io import Weights
 
@@ -61,7 +60,7 @@ class PredictOptions:
 
 
 def predict(
-    images: Sequence[str], request: RecipeRequest, run: RunSettings, options: PredictOptions
+    images: Sequence[str], recipe: Recipe, run: RunSettings, options: PredictOptions
 ) -> dict[str, Any]:
     """Return the top classes of every image that can be read, and the errors of the others.
 
@@ -69,18 +68,16 @@ def predict(
         images: files, folders (searched recursively) and globs; or videos.
 
     Raises:
-        VitError: no checkpoint is named, or `run.out` cannot be written.
+        VitError: `run.out` cannot be written.
         DataError: no image is found, or none can be read.
     """
-    recipe = request.load()
-    check_names_ckpt(recipe, "predict")
     # Bad paths are reported before anything is downloaded or loaded.
     check_output(run)
     split = _open(images, options)
 
     # The network, at the resolution and with the preprocessing of its weights.
     settings = eval_settings(recipe, run)
-    network = load_network(read_checkpoint(recipe, quiet=run.quiet), recipe, request, settings)
+    network = load_network(read_checkpoint(recipe, quiet=run.quiet), recipe, settings)
     return predict_with(network, split, recipe, run, options)
 
 

@@ -25,7 +25,6 @@ from vitcli.output import run_folder
 from vitcli.output.profile import StepProfiler
 from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
-from vitcli.recipe.request import RecipeRequest
 from vitcli.recipe.schema import WEIGHTS, Data
 from vitcli.recipe.toml import flat, nested
 from vitcli.recipe.validation import Problem, contradictions, report
@@ -78,15 +77,10 @@ class LoadedNetwork:
 
 
 def load_network(
-    weights: Weights,
-    recipe: Recipe,
-    request: RecipeRequest,
-    settings: EvalSettings,
-    *,
-    needs_head: bool = True,
+    weights: Weights, recipe: Recipe, settings: EvalSettings, *, needs_head: bool = True
 ) -> LoadedNetwork:
     """Load weights onto the device, at the resolution and with the preprocessing that belong to them."""
-    preprocessing, origin = preprocessing_for(weights, recipe, request)
+    preprocessing, origin = preprocessing_for(weights, recipe)
     model, arch = load_for_inference(
         weights,
         preprocessing.image_size,
@@ -98,7 +92,7 @@ def load_network(
     return LoadedNetwork(weights, arch, model, preprocessing, origin, settings)
 
 
-def preprocessing_for(weights: Weights, recipe: Recipe, request: RecipeRequest) -> tuple[Preprocessing, str]:
+def preprocessing_for(weights: Weights, recipe: Recipe) -> tuple[Preprocessing, str]:
     """Return the preprocessing for these weights, and its origin in a few words.
 
     A recipe named on the command line decides alone. Otherwise weights keep the preprocessing stored with
@@ -110,9 +104,9 @@ def preprocessing_for(weights: Weights, recipe: Recipe, request: RecipeRequest) 
         stated = _stated(weights, weights.source)
         data = with_stated(data, stated or _unstated("evaluate", weights.architecture.image_size))
     of_recipe = preprocessing_of(data)
-    if request.name is not None:
-        return of_recipe, f"as recipe {request.name} says{_difference(of_recipe, weights)}"
-    given = {key for key, value in request.given.items() if value != WEIGHTS}
+    if "--recipe" in recipe.given:
+        return of_recipe, f"as recipe {recipe.name} says{_difference(of_recipe, weights)}"
+    given = {key for key, value in recipe.given.items() if value != WEIGHTS}
     if (stored := _stated(weights, weights.source)) is None:
         if "data.image_size" not in given:
             of_recipe = replace(of_recipe, image_size=weights.architecture.image_size)

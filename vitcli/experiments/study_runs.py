@@ -17,7 +17,6 @@ from vitcli.experiments.study_schema import Study
 from vitcli.features.fewshot import fewshot
 from vitcli.output import run_folder
 from vitcli.recipe import Recipe
-from vitcli.recipe.request import RecipeRequest
 from vitcli.training.finetune import finetune
 from vitcli.training.pretrain import pretrain
 from vitcli.training.setup import RunOptions
@@ -56,9 +55,11 @@ def work_of(study: Study, options: RunOptions) -> StudyActions:
             recipe = recipes.load(scoring_recipe(score, dataset), (), keys)
             return finetune(recipe, replace(options, out=out))["top1"]
         # A recipe that is named decides about the preprocessing; the default one leaves it to the run.
-        request = RecipeRequest(score.recipe, (), keys | {"fewshot.shots": [score.shots]})
+        keys |= {"fewshot.shots": [score.shots]}
+        default = scoring_recipe(score, dataset)
+        recipe = recipes.load_for_inference(score.recipe, (), keys, default=default, command="fewshot")
         settings = RunSettings(options.workers, options.quiet, out)
-        result = fewshot(request, settings, draws_file=None, arguments=options.arguments)
+        result = fewshot(recipe, settings, draws_file=None, arguments=options.arguments)
         return result["shots"][str(score.shots)]["mean"] if result else None
 
     return StudyActions(

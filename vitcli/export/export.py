@@ -39,7 +39,7 @@ from vitcli.models.architecture import Architecture
 from vitcli.output.atomic import TEMPORARY, check_out, remove_debris, sync
 from vitcli.output.progress import Progress
 from vitcli.output.text import Verbatim, count_of, model_text, pairs, size_text
-from vitcli.recipe.request import RecipeRequest
+from vitcli.recipe import load_for_inference
 from vitcli.weights import formats, onnx
 from vitcli.weights.authors_npz import SPELLINGS
 from vitcli.weights.io import Weights, read_weights
@@ -339,8 +339,7 @@ def _check_out(target: Path, format: str, overwrite: bool) -> None:
 def _preprocessing(weights: Weights, image_size: tuple[int, int] | None) -> tuple[Preprocessing, str]:
     """Return the preprocessing that `vit evaluate` takes for these weights, and where it comes from."""
     shorthands = {"data.image_size": "{}x{}".format(*image_size)} if image_size else {}
-    request = RecipeRequest(shorthands=shorthands)
-    return preprocessing_for(weights, request.load(), request)
+    return preprocessing_for(weights, load_for_inference(None, (), shorthands))
 
 
 def _network(

@@ -20,7 +20,7 @@ from vitcli.evaluation.setup import open_eval_split
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress
 from vitcli.output.text import count_of
-from vitcli.recipe.request import RecipeRequest
+from vitcli.recipe import load_for_inference
 from vitcli.weights.io import Weights
 from vitcli.weights.production.program import ProgramForm
 
@@ -95,9 +95,8 @@ def open_labelled(dataset: str, split: str, weights: Weights) -> Split:
     if not num_classes:
         raise VitError("weights without a head have no accuracy", where="--gate", fix="leave it out")
     check_supports("--gate", task_of(weights.metadata, num_classes), name=weights.source, kind=VitError)
-    recipe = RecipeRequest(shorthands={"model.ckpt": weights.source, "data.dataset": dataset}).load(
-        command="evaluate"
-    )
+    keys = {"model.ckpt": weights.source, "data.dataset": dataset}
+    recipe = load_for_inference(None, (), keys, command="evaluate")
     return _in_order_of_classes(open_eval_split(recipe, split, weights), weights)
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitcli import recipe as recipes
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.parts.splitting import groups_to_divide
 from vitcli.data.split import Split
@@ -46,7 +45,6 @@ from vitcli.output.progress import Progress
 from vitcli.output.result_folder import ResultFolder
 from vitcli.recipe import Recipe
 from vitcli.recipe.reading import data_words, size_words
-from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import read_description
 from vitcli.weights.licences import is_non_commercial
 
@@ -125,12 +123,11 @@ class Backbone:
     """A checkpoint and what it costs; its network and tensors are dropped once the features are there.
 
     Attributes:
-        request, recipe: to read it again.
+        recipe: to read it again.
         features, speed: on the first process.
         about: of the JSON.
     """
 
-    request: RecipeRequest
     recipe: Recipe
     layout: LayerLayout
     features: LayerFeatures | None
@@ -139,44 +136,45 @@ class Backbone:
 
 
 def compare_backbones(
-    requests: Sequence[RecipeRequest], run: RunSettings, *, layers: str | Sequence[int]
+    each_recipe: Sequence[Recipe], run: RunSettings, *, layers: str | Sequence[int]
 ) -> dict[str, Any]:
     """Return the leave-one-out accuracy of each combination; {} on all processes but the first.
 
     Args:
-        requests: one for each checkpoint, equal otherwise.
+        each_recipe: one for each checkpoint, equal otherwise.
         layers: "all", "last", or numbers from 1.
 
     The test split is not used for the choice; it is scored with what was chosen.
     """
     # Everything is named and opened before the processes join: a long download would stall a collective.
-    each_recipe = [_checked(request) for request in requests]
     recipe = each_recipe[0]
+    for one in each_recipe:
+        _check(one)
     for one in each_recipe:
         read_description(one.model.ckpt, model_name=one.model.name, quiet=run.quiet)
     starts = [(one.model.ckpt, one.model.name) for one in each_recipe]
     train, test = open_splits(recipe, starts)
     rows_N = sampled_rows(len(train), MOST_ROWS)
-    problem = _problem(train, recipe, requests[0], rows_N)
+    problem = _problem(train, recipe, rows_N)
     settings = eval_settings(recipe, run)
     runtime = settings.runtime
-    images = ImageCache(recipe.data.cache, processes_here=runtime.processes_here, num_runs=len(requests))
+    images = ImageCache(recipe.data.cache, processes_here=runtime.processes_here, num_runs=len(each_recipe))
     notes = _notes(train, rows_N)
     for line in [*train.lines, *test.lines, *(f"note: {note}" for note in notes)]:
         settings.progress.detail(line)
 
-    asked = _asked(requests, train, test, layers)
+    asked = _asked(each_recipe, train, test, layers)
     with ExitStack() as opened:
         out = run.out or run_folder.new_folder("fewshot", recipe.data.dataset, "comparison")
         runtime.on_main(lambda: FOLDER.claim(opened, out, [asked], overwrite=run.overwrite))
         began_at = time.perf_counter()
         # All processes extract features; the first one alone fits.
         backbones = []
-        for number, (one, request) in enumerate(zip(each_recipe, requests, strict=True), start=1):
-            if len(requests) > 1:
-                settings.progress.note(f"{number} of {len(requests)}: {one.model.ckpt}")
-            extractor = open_extractor(read_checkpoint(one, quiet=True), one, request, run, settings)
-            backbones.append(_backbone(extractor, request, train, rows_N, images, layers=layers))
+        for number, one in enumerate(each_recipe, start=1):
+            if len(each_recipe) > 1:
+                settings.progress.note(f"{number} of {len(each_recipe)}: {one.model.ckpt}")
+            extractor = open_extractor(read_checkpoint(one, quiet=True), one, run, settings)
+            backbones.append(_backbone(extractor, train, rows_N, images, layers=layers))
             if backbones[-1].features:
                 opened.callback(backbones[-1].features.close)
         if line := images.line():
@@ -202,15 +200,13 @@ def compare_backbones(
         return _write(out, result)
 
 
-def _checked(request: RecipeRequest) -> Recipe:
-    """Load the recipe of one checkpoint; refuse what a comparison would ignore."""
-    name = request.name or recipes.find_for_dataset("fewshot", request.shorthands.get("data.dataset"))
-    recipe = request.load(default=name, command="fewshot")
+def _check(recipe: Recipe) -> None:
+    """Refuse what a comparison would ignore."""
     if recipe.fewshot is None:
         fix = "take fewshot/default, or extend it"
-        raise VitError("the recipe has no section [fewshot]", where=f"recipe {name}", fix=fix)
+        raise VitError("the recipe has no section [fewshot]", where=f"recipe {recipe.name}", fix=fix)
     for key, option in NOT_TAKEN.items():
-        if key in request.given:
+        if key in recipe.given:
             raise VitError(
                 "several checkpoints or layers are compared on all training images",
                 where=f"{option} (recipe key {key})",
@@ -227,10 +223,9 @@ def _checked(request: RecipeRequest) -> Recipe:
                 where=f"recipe key fewshot.{key}",
                 fix="leave it out",
             )
-    return recipe
 
 
-def _problem(train: Split, recipe: Recipe, request: RecipeRequest, rows_N: np.ndarray) -> LeftOutProblem:
+def _problem(train: Split, recipe: Recipe, rows_N: np.ndarray) -> LeftOutProblem:
     """Return labels and groups of the rows.
 
     Raises:
@@ -249,7 +244,7 @@ def _problem(train: Split, recipe: Recipe, request: RecipeRequest, rows_N: np.nd
             where=train.name,
             fix="take at least two images per class",
         )
-    l2 = recipe.fewshot.l2 if "fewshot.l2" in request.given else "sweep"
+    l2 = recipe.fewshot.l2 if "fewshot.l2" in recipe.given else "sweep"
     return LeftOutProblem(labels_N, groups_N, train.num_classes, SWEEP if l2 == "sweep" else (float(l2),))
 
 
@@ -260,17 +255,16 @@ def _notes(train: Split, rows_N: np.ndarray) -> list[str]:
 
 
 def _asked(
-    requests: Sequence[RecipeRequest], train: Split, test: Split, layers: str | Sequence[int]
+    each_recipe: Sequence[Recipe], train: Split, test: Split, layers: str | Sequence[int]
 ) -> dict[str, Any]:
     """Return all that the result depends on, by option or recipe key."""
-    given = requests[0].given | {"model.ckpt": [request.given.get("model.ckpt") for request in requests]}
+    given = each_recipe[0].asked | {"model.ckpt": [one.given.get("model.ckpt") for one in each_recipe]}
     splits = {"train": [train.name, train.fingerprint], "test": [test.name, test.fingerprint]}
     return {**given, **splits, "--layers": layers if isinstance(layers, str) else list(layers)}
 
 
 def _backbone(
     extractor: FeatureExtractor,
-    request: RecipeRequest,
     train: Split,
     rows_N: np.ndarray,
     images: ImageCache,
@@ -300,7 +294,7 @@ def _backbone(
         "non_commercial": is_non_commercial(weights.licence),
         "num_images_seen": seen_by(weights, extractor.recipe.data.dataset).num_trained_on(train),
     }
-    return Backbone(request, extractor.recipe, layout, features, speed, about)
+    return Backbone(extractor.recipe, layout, features, speed, about)
 
 
 def _scores(
@@ -407,7 +401,7 @@ def _layer_advice(
 
 def _next(backbone: Backbone) -> list[str]:
     """Return the command that fine-tunes the chosen checkpoint, as a list of words."""
-    words = [*data_words(backbone.recipe.data), *size_words(backbone.request.given)]
+    words = [*data_words(backbone.recipe.data), *size_words(backbone.recipe.given)]
     return ["vit", "finetune", "--ckpt", str(backbone.recipe.model.ckpt), *words]
 
 
@@ -434,7 +428,7 @@ def _tested(
     """Score the chosen combination on the test split, fitted to the training images."""
     weights = read_checkpoint(backbone.recipe, quiet=True)
     silent = replace(settings, progress=Progress(quiet=True))  # the notes on the weights were shown
-    extractor = open_extractor(weights, backbone.recipe, backbone.request, run, silent)
+    extractor = open_extractor(weights, backbone.recipe, run, silent)
     network = replace(extractor.network, settings=settings)
     extractor = replace(extractor, network=network, layout=backbone.layout)
     tests = extract_layers(extractor, test, sampled_rows(len(test), MOST_ROWS))

@@ -22,12 +22,12 @@ from vitcli.features.extract import ExtractedFeatures, FeatureExtractor, extract
 from vitcli.features.feature_store import FeatureStore, name_of, open_beside, write_safetensors
 from vitcli.output import text
 from vitcli.output.atomic import TEMPORARY, check_out, replace_file
-from vitcli.recipe.request import RecipeRequest
+from vitcli.recipe import Recipe
 
 MOST_BYTES_OF_PATHS = 90_000_000  # the header of a .safetensors file ends at 100 MB
 
 
-def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool) -> dict[str, Any]:
+def embed(recipe: Recipe, run: RunSettings, *, split: str, logits: bool) -> dict[str, Any]:
     """Write the file and return the object of --json; {} on all processes but the first.
 
     Features are kept beside `run.out` until all are computed, so the same command resumes after a kill, with
@@ -36,10 +36,9 @@ def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool)
     out = run.out
     if run.overwrite or not out.is_file():  # else nothing is written, and `_check_same` decides
         check_out(out, overwrite=run.overwrite, suffixes=(".safetensors",), folder_error=VitError)
-    recipe = request.load(command="embed")
     weights = read_checkpoint(recipe, quiet=run.quiet)
     images = open_eval_split(recipe, split, weights, needs_labels=False)
-    extractor = open_extractor(weights, recipe, request, run)
+    extractor = open_extractor(weights, recipe, run)
     runtime = extractor.network.settings.runtime
     for line in images.left_out.lines():  # the notes are in the result
         extractor.network.settings.progress.note(line)

@@ -28,7 +28,6 @@ from vitcli.models import features
 from vitcli.models.blocks import LayerLayout, read_layers
 from vitcli.models.pos_embed import method_for
 from vitcli.recipe import Recipe
-from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
 
 REVISION = 3  # raise it when features change that have the same key
@@ -102,14 +101,10 @@ class ExtractedFeatures:
 
 
 def open_extractor(
-    weights: Weights,
-    recipe: Recipe,
-    request: RecipeRequest,
-    run: RunSettings,
-    settings: EvalSettings | None = None,
+    weights: Weights, recipe: Recipe, run: RunSettings, settings: EvalSettings | None = None
 ) -> FeatureExtractor:
     """Join the run's processes, unless it has `settings`, and load the network onto the device."""
-    network = load_network(weights, recipe, request, settings or eval_settings(recipe, run), needs_head=False)
+    network = load_network(weights, recipe, settings or eval_settings(recipe, run), needs_head=False)
     features.check_layer(network.model, recipe.eval.layer)
     # With the preprocessing that is used, so that the same recipe repeats it.
     data = recipe.data.model_copy(update=as_data_keys(network.preprocessing))

@@ -3,7 +3,7 @@
 import json
 import signal
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from vitcli import recipe as recipes
 from vitcli.data import dataset
 from vitcli.data.parts.splitting import groups_to_divide
 from vitcli.data.split import Split, classes_without
@@ -40,25 +39,22 @@ from vitcli.output.run_folder import DRAWS, refuse_other_recipe
 from vitcli.output.summaries import FewshotSummary, ShotScores
 from vitcli.recipe import Recipe
 from vitcli.recipe.reading import data_words, size_words
-from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
 
 TABLE = "table.txt"
 
 
 def fewshot(
-    request: RecipeRequest, run: RunSettings, *, draws_file: str | None, arguments: Sequence[str]
+    recipe: Recipe, run: RunSettings, *, draws_file: str | None, arguments: Sequence[str]
 ) -> dict[str, Any]:
     """Return the accuracy by images per class, mean and std over draws; {} on all processes but the first.
 
     Features are computed once for all draws and cached: another call computes only those of further images.
     """
-    name = request.name or recipes.find_for_dataset("fewshot", request.shorthands.get("data.dataset"))
-    recipe = request.load(default=name, command="fewshot")
     if recipe.fewshot is None:
         fix = "take fewshot/default, or extend it"
-        raise VitError("the recipe has no section [fewshot]", where=f"recipe {name}", fix=fix)
-    _check_choices(recipe, request.given.keys(), draws_file)
+        raise VitError("the recipe has no section [fewshot]", where=f"recipe {recipe.name}", fix=fix)
+    _check_choices(recipe, draws_file)
 
     # Weights and data are read before the processes join: a long download would stall a collective.
     weights = read_checkpoint(recipe, quiet=run.quiet)
@@ -68,7 +64,7 @@ def fewshot(
     curve_rows_N = _rows_of_curve(train, labels_N, recipe)
     used = {"shots": tuple(next(iter(draws.values()))), "seeds": len(draws)}  # a file's, where there is one
     recipe = recipe.model_copy(update={"fewshot": recipe.fewshot.model_copy(update=used)})
-    extractor = open_extractor(weights, recipe, request, run)
+    extractor = open_extractor(weights, recipe, run)
     runtime = extractor.network.settings.runtime
     notes = _notes_on_test(test, train, weights, recipe) + _notes(train, labels_N, draws, recipe)
     if recipe.fewshot.forecast and len(curve_rows_N) < len(labels_N):
@@ -102,7 +98,7 @@ def fewshot(
         problem = _problem(support, tests, labels_N, num_classes=train.num_classes, groups_N=groups_N)
         scores = _scores(extractor, problem, draws_used, support, l2=recipe.fewshot.l2)
         result = _result(extractor, train, test, scores, support, tests)
-        result["next"] += size_words(request.given)
+        result["next"] += size_words(recipe.given)
         if recipe.fewshot.forecast:
             result["forecast"] = _forecast(extractor, problem, curve_rows_N, support)
         result |= {"notes": notes, "draws_from": draws_file, "elapsed_s": time.perf_counter() - began_at}
@@ -110,11 +106,11 @@ def fewshot(
         return _write_run_folder(folder, result, draws, draws_used, scores)
 
 
-def _check_choices(recipe: Recipe, given: Collection[str], draws_file: str | None) -> None:
+def _check_choices(recipe: Recipe, draws_file: str | None) -> None:
     """Refuse options that the classifier or a file of draws would ignore."""
-    classifier = recipe.fewshot.classifier
+    classifier, given = recipe.fewshot.classifier, recipe.given.keys()
     classifiers.check_installed(classifier)
-    if draws_file and set(given) & {"fewshot.shots", "fewshot.seeds"}:
+    if draws_file and given & {"fewshot.shots", "fewshot.seeds"}:
         fix = "leave fewshot.shots and fewshot.seeds (--shots, --seeds) out"
         raise VitError("a file of draws has its own shots and seeds", where="--draws", fix=fix)
     if classifier != "least-squares" and "fewshot.l2" in given:

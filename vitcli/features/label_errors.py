@@ -50,8 +50,8 @@ from vitcli.output import html
 from vitcli.output.atomic import check_out, write_text
 from vitcli.output.document import PageFigure
 from vitcli.output.text import count_of, csv_text, short_paths
+from vitcli.recipe import Recipe
 from vitcli.recipe.reading import size_words
-from vitcli.recipe.request import RecipeRequest
 from vitcli.recipe.schema import Data
 
 PRIOR = 50.0  # images that the ideal mean of a class counts as
@@ -95,7 +95,7 @@ class LabelProbabilities:
 
 
 def check_with_labels(
-    name: SplitName, against: SplitName, request: RecipeRequest, run: RunSettings, options: CheckOptions
+    name: SplitName, against: SplitName, recipe: Recipe, run: RunSettings, options: CheckOptions
 ) -> dict[str, Any]:
     """Return what `check.check` does, and "suspects": labels by their probability according to the others.
 
@@ -109,10 +109,9 @@ def check_with_labels(
         check_out(run.out, overwrite=run.overwrite, suffixes=(CSV,), folder_error=VitError)
         check_out(run.out.with_suffix(PAGE), overwrite=run.overwrite)
     # Labels and weights that cannot be used are refused before all images are read.
-    recipe = request.load()
     split = _open_labelled(name, against, recipe.data)
     weights = read_checkpoint(recipe, quiet=run.quiet)
-    extractor = open_extractor(weights, recipe, request, run)
+    extractor = open_extractor(weights, recipe, run)
 
     result = check.check(name, against, recipe.data, options)
     suspects, listed = _suspects(extractor, split)
@@ -124,7 +123,7 @@ def check_with_labels(
     suspects.pop("rows", None)
     result["suspects"] = suspects | {"listed": listed} | files
     result["findings"] = findings.find(result)
-    result["reading"] += size_words(request.given)
+    result["reading"] += size_words(recipe.given)
     return result
 
 

@@ -25,7 +25,6 @@ from vitcli.inspection.files import FOLDER, write_all
 from vitcli.models.build import check_image_size
 from vitcli.output import run_folder
 from vitcli.recipe import Recipe, check_names_ckpt
-from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
 
 
@@ -46,31 +45,27 @@ class InspectRequest:
 
 
 def inspect(
-    requests: Sequence[RecipeRequest], run: RunSettings, *, image_patterns: Sequence[str], split: str
+    recipes: Sequence[Recipe], run: RunSettings, *, image_patterns: Sequence[str], split: str
 ) -> dict[str, Any]:
     """Inspect one checkpoint, or two on the same images; write figures, arrays and a page.
 
     Args:
-        requests: one for each checkpoint.
+        recipes: one for each checkpoint.
         image_patterns: files, folders and globs; none for the images of the recipe's data set, if it has one.
     """
     began_at = time.perf_counter()
     # What cannot be inspected, or written, is refused before anything is read.
-    name = requests[0].name or _default_recipe(requests[0], image_patterns)
-    loaded = [request.load(default=name) for request in requests]
-    first, out = loaded[0], run.out
-    _check(first, name, image_patterns, split)
+    first, out = recipes[0], run.out
+    _check(first, image_patterns, split)
     if out:
         _check_apart(out, [*image_patterns, *filter(None, [first.data.dataset])])
-        FOLDER.check_names(out, len(loaded))
+        FOLDER.check_names(out, len(recipes))
 
     # Checkpoints and images are opened, the images by the first checkpoint's recipe.
     checkpoints: list[InspectRequest] = []
-    for recipe, request in zip(loaded, requests, strict=True):
-        opened = _open(
-            recipe, request, name=name, image_patterns=image_patterns, split=split, quiet=run.quiet
-        )
-        checkpoints.append(at_size_of(checkpoints[0], opened, request) if checkpoints else opened)
+    for recipe in recipes:
+        opened = _open(recipe, image_patterns=image_patterns, split=split, quiet=run.quiet)
+        checkpoints.append(at_size_of(checkpoints[0], opened) if checkpoints else opened)
     images = open_images(first, checkpoints[0].weights, image_patterns, split)
     if out is None:
         source = first.data.dataset or ("pictures" if image_patterns else "weights")
@@ -96,30 +91,22 @@ def inspect(
     return result
 
 
-def _open(
-    recipe: Recipe,
-    request: RecipeRequest,
-    *,
-    name: str,
-    image_patterns: Sequence[str],
-    split: str,
-    quiet: bool,
-) -> InspectRequest:
+def _open(recipe: Recipe, *, image_patterns: Sequence[str], split: str, quiet: bool) -> InspectRequest:
     weights = read_checkpoint(recipe, quiet=quiet)
-    preprocessing, origin = preprocessing_for(weights, recipe, request)
+    preprocessing, origin = preprocessing_for(weights, recipe)
     check_image_size(replace(weights.architecture, image_size=preprocessing.image_size))
-    asked = replace(request, name=name).given
+    asked = {"--recipe": recipe.name} | recipe.asked
     asked |= ({"--images": list(image_patterns)} if image_patterns else {}) | {"--split": split}
     return InspectRequest(recipe, weights, preprocessing, origin, asked)
 
 
-def at_size_of(first: InspectRequest, second: InspectRequest, request: RecipeRequest) -> InspectRequest:
+def at_size_of(first: InspectRequest, second: InspectRequest) -> InspectRequest:
     """Return the second checkpoint at the image size of the first.
 
     It keeps its own where one is given to it, and where its patches do not fill that of the first.
     """
     size = first.preprocessing.image_size
-    if "data.image_size" in request.given or size == second.preprocessing.image_size:
+    if "data.image_size" in second.asked or size == second.preprocessing.image_size:
         return second
     try:
         check_image_size(replace(second.weights.architecture, image_size=size))
@@ -130,17 +117,11 @@ def at_size_of(first: InspectRequest, second: InspectRequest, request: RecipeReq
     return replace(second, preprocessing=preprocessing, preprocessing_from=origin)
 
 
-def _default_recipe(request: RecipeRequest, image_patterns: Sequence[str]) -> str:
-    """Return the demo's recipe if neither a checkpoint nor images are named."""
-    is_named = request.given.keys() & {"model.ckpt", "data.dataset"}
-    return "inspect/default" if is_named or image_patterns else "inspect/demo"
-
-
-def _check(recipe: Recipe, name: str, image_patterns: Sequence[str], split: str) -> None:
+def _check(recipe: Recipe, image_patterns: Sequence[str], split: str) -> None:
     """Refuse requests that cannot be answered."""
     if recipe.inspect is None:
         fix = "take inspect/default, or extend it"
-        raise VitError("the recipe has no section [inspect]", where=f"recipe {name}", fix=fix)
+        raise VitError("the recipe has no section [inspect]", where=f"recipe {recipe.name}", fix=fix)
     check_names_ckpt(recipe, "inspect")
     if image_patterns and recipe.data.dataset is not None:
         raise VitError(

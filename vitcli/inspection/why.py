@@ -44,8 +44,7 @@ from vitcli.models import features
 from vitcli.output import run_folder
 from vitcli.output.atomic import check_out
 from vitcli.output.text import count_of
-from vitcli.recipe import Recipe, check_names_ckpt
-from vitcli.recipe.request import RecipeRequest
+from vitcli.recipe import Recipe, load_for_inference
 from vitcli.recipe.schema import Fewshot
 from vitcli.weights.io import Weights
 
@@ -74,7 +73,7 @@ class TrainingImages:
 
 
 def predict_why(
-    images: Sequence[str], request: RecipeRequest, run: RunSettings, options: PredictOptions, page: Path
+    images: Sequence[str], recipe: Recipe, run: RunSettings, options: PredictOptions, page: Path
 ) -> dict[str, Any]:
     """Return what `vit predict` does, each prediction with its "why", and write the page.
 
@@ -82,17 +81,15 @@ def predict_why(
         VitError: the checkpoint is not a run that names its training images, or an option has no reasons.
         DataError: the training images are gone, or have other classes.
     """
-    recipe = request.load()
-    check_names_ckpt(recipe, "predict")
     split = _open_images(images, options)
     folder, of_run = _run_of(recipe)
     # What has no reasons is refused first: another name of the page would not help it.
     if (folder / run_folder.DRAWS).is_file():
         fewshot = _closed_form_of(of_run, folder)
-        load = partial(_of_fewshot, request, of_run, run, folder, fewshot)
+        load = partial(_of_fewshot, recipe, of_run, run, folder, fewshot)
     else:
         weights = _weights_of_classes(recipe, quiet=run.quiet)
-        load = partial(_of_training, request, of_run, run, folder, recipe, weights)
+        load = partial(_of_training, recipe, of_run, run, folder, weights)
     check_out(page, overwrite=run.overwrite, option="--why", suffixes=(PAGE,))
     predictions.check_output(run)
 
@@ -162,24 +159,22 @@ def _weights_of_classes(recipe: Recipe, *, quiet: bool) -> Weights:
 
 
 def _of_fewshot(
-    request: RecipeRequest, of_run: Recipe, run: RunSettings, folder: Path, fewshot: Fewshot
+    recipe: Recipe, of_run: Recipe, run: RunSettings, folder: Path, fewshot: Fewshot
 ) -> tuple[LoadedNetwork, TrainingImages]:
     """Return the network of a few-shot run by its own recipe, with the closed form of its first draw as head.
 
     Of several numbers of shots the largest counts.
     """
     places = {"model.ckpt": of_run.model.ckpt, "data.dataset": of_run.data.dataset}
-    request = replace(
-        request, name=str(folder / run_folder.RECIPE), shorthands={**request.shorthands, **places}
-    )
-    recipe = request.load(command="fewshot")
+    name = str(folder / run_folder.RECIPE)
+    recipe = load_for_inference(name, (), recipe.given | places, command="fewshot")
     weights = read_checkpoint(recipe, quiet=run.quiet)
     train = _open(recipe, seed=0)
     names = train.readable_class_names
     draws = read_draws(str(folder / run_folder.DRAWS), train.read_labels(), list(names))
     seed, by_shots = min(draws.items())
     shots, rows_N = max(by_shots.items())
-    extractor = open_extractor(weights, recipe, request, run)
+    extractor = open_extractor(weights, recipe, run)
     rows_N, solution = _fitted(extractor, train, rows_N, l2=fewshot.l2, balance=fewshot.balance)
     what = f"{count_of(shots, 'image')} per class, draw {seed}"
     about = {"run": str(folder), "split": train.name, "draw": {"seed": seed, "shots": shots}, "what": what}
@@ -192,12 +187,7 @@ def _of_fewshot(
 
 
 def _of_training(
-    request: RecipeRequest,
-    of_run: Recipe,
-    run: RunSettings,
-    folder: Path,
-    recipe: Recipe,
-    weights: Weights,
+    recipe: Recipe, of_run: Recipe, run: RunSettings, folder: Path, weights: Weights
 ) -> tuple[LoadedNetwork, TrainingImages]:
     """Return the network of a run, and the closed form on its training images, up to `forecast.MOST_ROWS`."""
     num_classes = weights.architecture.num_classes
@@ -211,7 +201,7 @@ def _of_training(
     # Images that the run has left out are left out here.
     policy = of_run.data.on_bad_image if recipe.data.on_bad_image == "error" else recipe.data.on_bad_image
     data = recipe.data.model_copy(update={"dataset": of_run.data.dataset, "on_bad_image": policy})
-    extractor = open_extractor(weights, recipe.model_copy(update={"data": data}), request, run)
+    extractor = open_extractor(weights, recipe.model_copy(update={"data": data}), run)
     rows_N = forecast.sample_rows(train.read_labels(), num_classes=num_classes)
     rows_N, solution = _fitted(extractor, train, rows_N, l2="sweep", balance="none")
     about = {"run": str(folder), "split": train.name, "draw": None, "what": train.name}

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vitcli.errors import VitError
+from vitcli.io.credentials import without_credentials
 from vitcli.recipe import auto, catalog
 from vitcli.recipe.auto import AUTO
 from vitcli.recipe.catalog import available, dataset_aliases, find, find_file, label, read_toml
@@ -22,8 +23,8 @@ from vitcli.recipe.validation import MOST_MISTAKES, SEE_SCHEMA, Problem, is_over
 __all__ = [
     "SHORTHANDS", "Recipe", "available", "catalog", "check_names_ckpt", "dataset_aliases",
     "default_for_dataset", "differences", "find", "find_file", "find_for_dataset", "flat", "label", "load",
-    "load_for_dataset", "merge", "nested", "origins", "parse_options", "read_toml", "settled", "to_toml",
-    "trials",
+    "load_for_dataset", "load_for_inference", "merge", "nested", "origins", "parse_options", "read_toml",
+    "settled", "to_toml", "trials",
 ]  # fmt: skip
 
 # Options that set a recipe key, for messages.
@@ -68,7 +69,6 @@ def load(
     shorthands: Mapping[str, Any] = NO_SHORTHANDS,
     *,
     training: bool = True,
-    command: str | None = None,
 ) -> Recipe:
     """Read, merge and check a recipe.
 
@@ -77,15 +77,13 @@ def load(
         overrides: "section.key=value" with a TOML value; bare words are strings, none unsets.
         shorthands: values of options by dotted key, typed or parsed; None means not given.
         training: require the sections of a training run; evaluation does without them.
-        command: name of a command that runs a checkpoint on a data set; the recipe must name both.
 
     Raises:
         VitError: every mistake of the files and options, in one report.
     """
     if name_or_path == AUTO:
-        given, _ = parse_options(overrides, shorthands, [])  # whose mistakes are reported by the first
         by_size = {size: load(name, overrides, shorthands) for size, name in auto.NAMES.items()}
-        return by_size["some"].with_sizes(by_size, given.keys())
+        return by_size["some"].with_sizes(by_size).with_given(_given(overrides, shorthands))
     draft = merge(name_or_path, overrides, shorthands)
     if not training:
         draft.mistakes.extend(_unused_training_keys(draft))
@@ -94,12 +92,43 @@ def load(
     recipe, problems = check_with_choices(draft.values, draft.sources, file=file, training=training)
     if recipe is None or draft.mistakes or problems:
         raise report(draft.mistakes + problems, f"recipe {name_or_path}")
+    return recipe.with_name(name_or_path).with_notes(*draft.notes)
+
+
+def load_for_inference(
+    name: str | None,
+    overrides: Sequence[str],
+    shorthands: Mapping[str, Any],
+    *,
+    default: str = "evaluate/default",
+    command: str | None = None,
+) -> Recipe:
+    """Load the recipe of a command that does not train: `name`, else `default`.
+
+    Args:
+        command: name of a command that runs a checkpoint on a data set; the recipe must name both.
+
+    Raises:
+        VitError: every mistake of the files and options, in one report.
+    """
+    recipe = load(name or default, overrides, shorthands, training=False)
     if command:
         check_names_ckpt(recipe, command)
         if recipe.data.dataset is None:
             where = "--dataset (recipe key data.dataset)"
             raise VitError("no data set is named", where=where, fix=_example_of(command))
-    return recipe.with_name(name_or_path).with_notes(*draft.notes)
+    given = _given(overrides, shorthands)
+    return recipe.with_given({"--recipe": name} | given if name else given)
+
+
+def _given(overrides: Sequence[str], shorthands: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by dotted key as they were given, with one spelling of a path and no credentials."""
+    values = {key: value for key, value in shorthands.items() if value is not None}
+    pairs = (override.partition("=") for override in overrides)
+    values |= {key.strip(): value.strip() for key, _, value in pairs}
+    for key, value in values.items():
+        values[key] = without_credentials(value) if isinstance(value, str) else value
+    return catalog.with_tidy_paths(values)
 
 
 def check_names_ckpt(recipe: Recipe, command: str) -> None:

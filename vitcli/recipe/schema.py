@@ -3,7 +3,6 @@
 Studies, the rows of the paper's tables and class maps build their own schemas from the types defined here.
 """
 
-from collections.abc import Collection
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, get_args
@@ -415,7 +414,7 @@ class Recipe(Section):
     _name: str = ""
     _notes: tuple[str, ...] = ()
     _by_size: dict[str, "Recipe"] = {}
-    _given: frozenset[str] = frozenset()
+    _given: dict[str, Any] = {}
 
     @property
     def choices(self) -> dict[str, tuple[Any, ...]]:
@@ -438,20 +437,31 @@ class Recipe(Section):
         return self._by_size
 
     @property
-    def given(self) -> frozenset[str]:
-        """Keys that options set, of a recipe with others by size; else empty."""
+    def given(self) -> dict[str, Any]:
+        """Values that options set, by dotted key; of inference, and of `auto`."""
         return self._given
 
-    def with_sizes(self, by_size: dict[str, "Recipe"], given: Collection[str]) -> "Recipe":
-        """Return a copy with recipes of which the size of the data chooses one, and the keys of options."""
+    @property
+    def asked(self) -> dict[str, Any]:
+        """`given` without the batch size, on which no result of inference depends."""
+        return {key: value for key, value in self._given.items() if key != "eval.batch_size"}
+
+    def with_sizes(self, by_size: dict[str, "Recipe"]) -> "Recipe":
+        """Return a copy with recipes of which the size of the data chooses one."""
         changed = self.model_copy()
-        changed._by_size, changed._given = by_size, frozenset(given)
+        changed._by_size = by_size
         return changed
 
     def with_name(self, name: str) -> "Recipe":
         """Return a copy with the name that it was loaded by."""
         changed = self.model_copy()
         changed._name = name
+        return changed
+
+    def with_given(self, given: dict[str, Any]) -> "Recipe":
+        """Return a copy with the values that options set."""
+        changed = self.model_copy()
+        changed._given = given
         return changed
 
     def with_notes(self, *notes: str) -> "Recipe":
