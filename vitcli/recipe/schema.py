@@ -438,7 +438,7 @@ class Recipe(Section):
 
     @property
     def given(self) -> dict[str, Any]:
-        """Values that options set, by dotted key; of inference, and of `auto`."""
+        """Values that options set, by dotted key; kept of recipes of inference and of `auto` alone."""
         return self._given
 
     @property
