@@ -1,21 +1,34 @@
-"""`vit`: the command-line toolkit for Vision Transformers. From Python: `from vitcli import load_model`."""
+"""`vit`: the command-line toolkit for Vision Transformers; its commands are functions here, too."""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vitcli.api import LoadedModel, ModelInfo, Transform, load_model
+    from vitcli.commands import embed, evaluate, export, fewshot, finetune, inspect, predict
+    from vitcli.errors import VitError
+    from vitcli.results import Result
 
 __version__ = "0.1.0"
-__all__ = ["LoadedModel", "ModelInfo", "Transform", "__version__", "load_model"]
+_HOMES = {
+    "api": ("LoadedModel", "ModelInfo", "Transform", "load_model"),
+    "commands": ("embed", "evaluate", "export", "fewshot", "finetune", "inspect", "predict"),
+    "errors": ("VitError",),
+    "results": ("Result",),
+}
+__all__ = [
+    "LoadedModel", "ModelInfo", "Result", "Transform", "VitError", "__version__",
+    "embed", "evaluate", "export", "fewshot", "finetune", "inspect", "load_model", "predict",
+]  # fmt: skip
 
 
 def __getattr__(name: str):
     """Load the Python interface on first use, so that `vit --help` does not wait for torch."""
-    if name in __all__:
-        from vitcli.distributed import startup
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module 'vitcli' has no attribute {name!r}")
+    from importlib import import_module
 
-        startup.load()
-        from vitcli import api
+    from vitcli.distributed import startup
 
-        return getattr(api, name)
-    raise AttributeError(f"module 'vitcli' has no attribute {name!r}")
+    startup.load()
+    return getattr(import_module(f"vitcli.{home}"), name)

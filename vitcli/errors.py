@@ -8,7 +8,9 @@ from pathlib import Path
 
 
 class VitError(Exception):
-    """A mistake in the command line or a recipe, and the base of the errors below.
+    """A mistake in the command line or a recipe.
+
+    It is the base of the errors below.
 
     Args:
         message: what is wrong, with the values in it.
@@ -18,6 +20,7 @@ class VitError(Exception):
 
     exit_code: int  # see EXIT_CODES
     rank: int  # of the process that alone has it, and so prints it; not set for an error of all
+    result: object = None  # of a function of `commands`: what there is in spite of the error
 
     def __init__(self, message: str, *, where: str, fix: str):
         super().__init__(message)
@@ -59,7 +62,7 @@ class CheckFailed(VitError):
 
 
 class InternalError(VitError):
-    """A bug of ours."""
+    """A bug in vit; its traceback is saved."""
 
 
 class Stopped(Exception):

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from vitcli import __version__
 from vitcli.cli import complete
 from vitcli.cli.average import app as average_app
 from vitcli.cli.bench import app as bench_app
@@ -24,8 +25,10 @@ from vitcli.cli.options import given_arguments, option
 from vitcli.cli.recipes import app as recipes_app
 from vitcli.cli.report import app as report_app
 from vitcli.cli.reproduce import app as reproduce_app
+from vitcli.cli.skill import app as skill_app
 from vitcli.cli.study import app as study_app
 from vitcli.cli.train import app as train_app
+from vitcli.output import text
 
 app = typer.Typer(
     name="vit",
@@ -39,7 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": MOST_COLUMNS},
 )
 for commands in (train_app, average_app, evaluate_app, fewshot_app, weights_app, inspect_app, report_app,
-                 reproduce_app):  # fmt: skip
+                 reproduce_app, skill_app):  # fmt: skip
     app.add_typer(commands)
 app.add_typer(study_app, name="study", rich_help_panel=UNDERSTAND)
 app.add_typer(bench_app, name="bench", rich_help_panel=UNDERSTAND)
@@ -72,7 +75,9 @@ def _word_after(name: str) -> str | None:
 # fmt: off
 @app.callback(invoke_without_command=True)
 def vit(
-    version: Annotated[bool, option("--version", None, "Print the version.", short="-V")] = False,
+    version: Annotated[bool, option("--version", None, "Print the version, with --json also those of what it "
+        "is built on.", short="-V")] = False,
+    as_json: Annotated[bool, option("--json", None, "Print one JSON object.")] = False,
     show_completion: Annotated[bool, option("--show-completion", None,
         "Print the completion script of a shell: bash, zsh, fish or powershell (default: yours).",
         is_eager=True, callback=_completion_script)] = False,
@@ -81,11 +86,25 @@ def vit(
 ) -> None:  # fmt: skip
     """Print the version where no command is named."""
     if version:
-        from vitcli import __version__
-
-        typer.echo(f"vit {__version__}")
+        typer.echo(text.json_text(_versions()) if as_json else f"vit {__version__}")
         raise typer.Exit()
+    if as_json:
+        raise typer.BadParameter("it belongs behind a command, or to --version", param_hint="--json")
 # fmt: on
+
+
+def _versions() -> dict[str, str | None]:
+    """Return the versions of vit, Python and the main libraries, of which none is loaded for it."""
+    import platform
+    from importlib import metadata
+
+    versions: dict[str, str | None] = {"vit": __version__, "python": platform.python_version()}
+    for name in ("torch", "timm", "datasets", "accelerate", "safetensors"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
 
 
 def main(arguments: list[str] | None = None) -> None:

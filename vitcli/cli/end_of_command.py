@@ -64,7 +64,7 @@ def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int
         if type(error).__name__ == "NoArgsIsHelpError":  # no command at all: its message is the help
             typer.echo(error.format_message())
             return UsageError.exit_code
-        return _print_error(_usage_error(error, arguments), arguments)
+        return _print_error(usage_error(error, arguments), arguments)
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit) and error.code == STOPPED:
             return STOPPED
@@ -142,7 +142,7 @@ def _print(text: str, as_dict: dict[str, str], exit_code: int, arguments: list[s
             print("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text), file=sys.stderr)
 
 
-def _usage_error(error: Exception, arguments: list[str]) -> VitError:
+def usage_error(error: Exception, arguments: list[str]) -> VitError:
     # An error raised in the body of a command has no context; others name the subcommand.
     names = error.ctx.command_path.split()[1:] if error.ctx else arguments[:1]
     command = " ".join(["vit", *names])

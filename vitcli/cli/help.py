@@ -27,10 +27,7 @@ class VitCommand(TyperCommand):
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:
         """Write the page: usage, purpose, example, options."""
         _write_head(self, ctx, formatter)
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            panels.setdefault(_panel_of(parameter), []).append(_row(parameter))
-        _write_panels(formatter, panels)
+        _write_panels(formatter, options_by_panel(self, ctx))
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """Parse the options; a word that belongs to none is refused with the option that takes it."""
@@ -66,6 +63,22 @@ class VitGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+def options_by_panel(command: Any, ctx: typer.Context) -> dict[str, list[tuple[str, str]]]:
+    """Return what is typed for each option and argument, and what it does, by panel."""
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(ctx):
+        panels.setdefault(_panel_of(parameter), []).append(_row(parameter))
+    return panels
+
+
+def usage(command: Any, ctx: typer.Context) -> str:
+    """Return what follows the name of a command: IMAGES... [OPTIONS]."""
+    if isinstance(command, TyperGroup):
+        return "[COMMAND] [OPTIONS]" if command.invoke_without_command and ctx.parent else "COMMAND"
+    arguments = [parameter for parameter in command.params if isinstance(parameter, TyperArgument)]
+    return " ".join([*map(_usage_of_argument, arguments), "[OPTIONS]"])
+
+
 def option_names(command: Any) -> list[str]:
     """Return the long names of a command's options."""
     names = [name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)]
@@ -76,7 +89,7 @@ def _write_head(command: Any, ctx: typer.Context, formatter: Any) -> None:
     purpose, _, rest = (command.help or "").partition("\n\n")
     formatter.write_text(_bold(purpose))
     formatter.write_paragraph()
-    formatter.write_usage(ctx.command_path, _usage(command, ctx))
+    formatter.write_usage(ctx.command_path, usage(command, ctx))
     if command.epilog:
         formatter.write_paragraph()
         for line in command.epilog.split("\n"):
@@ -84,13 +97,6 @@ def _write_head(command: Any, ctx: typer.Context, formatter: Any) -> None:
     if rest:
         formatter.write_paragraph()
         formatter.write_text(rest.replace("\\[", "["))
-
-
-def _usage(command: Any, ctx: typer.Context) -> str:
-    if isinstance(command, TyperGroup):
-        return "[COMMAND] [OPTIONS]" if command.invoke_without_command and ctx.parent else "COMMAND"
-    arguments = [parameter for parameter in command.params if isinstance(parameter, TyperArgument)]
-    return " ".join([*map(_usage_of_argument, arguments), "[OPTIONS]"])
 
 
 def _usage_of_argument(argument: TyperArgument) -> str:

@@ -6,7 +6,8 @@ A shorthand for a recipe key names the key in brackets. Options of one command a
 import copy
 import gc
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from functools import wraps
 from inspect import Parameter, signature
@@ -47,6 +48,7 @@ BY_RECIPE = "(default: by the recipe)"
 NO_DEFAULTS: Mapping[str, str] = MappingProxyType({})
 INFERENCE_BYTES = 2**26  # freed memory that is kept for the next batch; training keeps more
 given_arguments: list[str] = []  # the command line as given, for the launcher and environment.json
+_kept: list[tuple[dict[str, Any], str]] | None = None  # results, where Python asks for them
 
 
 def option(
@@ -223,7 +225,9 @@ class Printing:
 
     def show(self, result: dict[str, Any], render: Callable[[Any], str]) -> int:
         """Print a result, on the first process alone, as JSON or by `render`; return exit code 0."""
-        if global_rank() == 0:
+        if _kept is not None:
+            _kept.append((result, render(result)))
+        elif global_rank() == 0:
             text.write(text.json_text(result) if self.as_json else render(result))
         return 0
 
@@ -241,6 +245,18 @@ class Printing:
             report_to_launcher(error, is_printed=True)
             return error.exit_code
         raise error
+
+
+@contextmanager
+def results_kept(arguments: list[str]) -> Iterator[list[tuple[dict[str, Any], str]]]:
+    """Keep what a command line would print, as an object and as text; for callers in Python."""
+    global _kept
+    before, line, _kept = _kept, given_arguments[:], []
+    given_arguments[:] = arguments
+    try:
+        yield _kept
+    finally:
+        _kept, given_arguments[:] = before, line
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,18 @@ def saving(key: str) -> Iterator[None]:
 
 
 ENDINGS = ("png", "svg")
+_kept: dict[str, Figure] | None = None  # by name, where Python asks for them
+
+
+@contextmanager
+def figures_kept() -> Iterator[dict[str, Figure]]:
+    """Keep the figures that a command draws, by their names; for callers in Python."""
+    global _kept
+    before, _kept = _kept, {}
+    try:
+        yield _kept
+    finally:
+        _kept = before
 
 
 def save(path: Path, figure: Figure) -> None:
@@ -67,6 +79,8 @@ def save(path: Path, figure: Figure) -> None:
     Raises:
         MachineError: the file cannot be written.
     """
+    if _kept is not None:
+        _kept[path.stem] = figure
     ending = path.suffix.removeprefix(".")
     metadata = {"Date": None} if ending == "svg" else None
     with saving(path.name):

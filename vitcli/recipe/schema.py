@@ -122,8 +122,7 @@ class Model(WithAddress):
     drop_path: Fraction = key("probability of skipping the last block, linear from 0 (AugReg)", 0.0)
     patch_dropout: Fraction = key("fraction of patches left out of each training image (2208.07220)", 0.0)
     freeze: BlocksOrBackbone = key(
-        "what fine-tuning leaves as it is: the embedding and this many blocks, or backbone: all but the head",
-        0,
+        'frozen layers: the embedding and this many blocks, or "backbone": all but the head', 0
     )
     lora_rank: NonNegativeInt = key(
         "train low-rank corrections of the blocks' linear layers alone (arXiv 2106.09685); 0: all weights", 0

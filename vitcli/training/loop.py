@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -305,9 +306,11 @@ class StopRequest:
 
     def __init__(self):
         self.signal = 0
+        self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":
-        self._before = {number: signal.signal(number, self._remember) for number in self.SIGNALS}
+        if threading.current_thread() is threading.main_thread():  # the only one that Python tells of signals
+            self._before = {number: signal.signal(number, self._remember) for number in self.SIGNALS}
         return self
 
     def __exit__(self, *_) -> None:
