@@ -8,6 +8,7 @@ dist/ wheel and sdist; `twine upload dist/*` and `git push --follow-tags` publis
 import argparse
 import datetime
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -55,8 +56,9 @@ def main() -> None:
 
 
 def run(*words: str, cwd: Path = REPOSITORY) -> str:
-    """Run a command and return what it prints; end the release where it fails."""
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True)
+    """Run a command, on installed packages alone, and return what it prints; end the release where it fails."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
