@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def run(*words: str, cwd: Path = REPOSITORY) -> str:
-    """Run a command, on installed packages alone, and return what it prints; end the release where it fails."""
+    """Run a command on installed packages alone and return what it prints; end the release if it fails."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True)
     if done.returncode:
