@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any, Literal, TypeVar
 
-from vitcli.cli import app, exit_codes, options
+from vitcli.cli import app, end_of_command, options
 from vitcli.errors import VitError
 from vitcli.output import plots
 from vitcli.results import (
@@ -317,8 +317,8 @@ def _run(kind: type[Kind], command: str, given: dict[str, Any]) -> Kind:
     with options.results_kept(arguments) as shown, plots.figures_kept() as figures:
         try:
             app.app(args=arguments, prog_name="vit", standalone_mode=False)
-        except exit_codes.UsageError as error:
-            raise exit_codes.usage_error(error, arguments) from error
+        except end_of_command.UsageError as error:
+            raise end_of_command.usage_error(error, arguments) from error
         except VitError as error:
             if shown:
                 error.result = kind(*shown[0], figures)
