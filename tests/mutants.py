@@ -365,7 +365,7 @@ OF_RUNS = {
     ("vitcli/io/files.py", "tests/output/test_run_folder.py"): {
         "two writers in one folder": ("fcntl.flock(file, kind | fcntl.LOCK_NB)", "pass"),
     },
-    ("vitcli/output/redaction.py", "tests/export"): {
+    ("vitcli/output/redaction.py", "tests/conversion"): {
         "a published name has a signature": (
             'QUERY.sub("", name) if name.startswith("http") else name',
             "name",

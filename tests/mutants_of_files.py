@@ -47,7 +47,7 @@ OF_FILES = {
             "if False",
         ),
     },
-    ("vitcli/export/comparison.py", "tests/export/test_agreement.py"): {
+    ("vitcli/conversion/comparison.py", "tests/conversion/test_agreement.py"): {
         "images are shrunk as no file does": (
             'exact = replace(preprocessing, decode="exact")',
             "exact = preprocessing",
@@ -57,7 +57,7 @@ OF_FILES = {
             "float((exported_NK - outputs_NK).max())",
         ),
     },
-    ("vitcli/export/comparison.py", "tests/export/test_speed.py"): {
+    ("vitcli/conversion/comparison.py", "tests/conversion/test_speed.py"): {
         "the throughput is that of the slowest batch size": (
             "max(seconds, key=lambda batch_size: batch_size / seconds[batch_size])",
             "min(seconds, key=lambda batch_size: batch_size / seconds[batch_size])",
@@ -72,7 +72,7 @@ OF_FILES = {
             "for _ in range(RUNS_OF_A_TURN)]",
         ),
     },
-    ("vitcli/export/model_card.py", "tests/export/test_usage.py"): {
+    ("vitcli/conversion/model_card.py", "tests/conversion/test_usage.py"): {
         "a revision is forgotten in how to load": ('at = f"@{revision}" if revision else ""', 'at = ""'),
     },
     ("vitcli/inspection/analysis.py", "tests/inspection/test_analysis.py"): {
@@ -125,8 +125,8 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/images.py",
-        "tests/export/test_calibration.py::test_networks_are_compared_on_images_from_the_whole_of_a_split",
+        "vitcli/conversion/images.py",
+        "tests/conversion/test_calibration.py::test_networks_are_compared_on_images_from_the_whole_of_a_split",
     ): {
         "int8 is compared on few images": (
             'most = NUM_IMAGES if precision == "fp32" else MAX_IMAGES',
@@ -138,8 +138,8 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/loading.md.j2",
-        "tests/export/test_usage.py::test_transformers_loads_a_network_without_classes_as_one_that_gives_features",
+        "vitcli/conversion/loading.md.j2",
+        "tests/conversion/test_usage.py::test_transformers_loads_a_network_without_classes_as_one_that_gives_features",
     ): {
         "a network without classes is loaded as a classifier": (
             '"AutoModelForImageClassification" if has_classes else "AutoModel"',
@@ -162,8 +162,8 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/images.py",
-        "tests/export/test_calibration.py::test_the_scales_of_int8_are_measured_on_training_images",
+        "vitcli/conversion/images.py",
+        "tests/conversion/test_calibration.py::test_the_scales_of_int8_are_measured_on_training_images",
     ): {
         "the scales of int8 are measured on test images": (
             "name = recipe.data.train_split",
@@ -180,8 +180,8 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/golden.py",
-        "tests/export/test_onnx_file.py::test_golden_answers_are_those_of_vit_predict_and_are_repeated",
+        "vitcli/conversion/golden.py",
+        "tests/conversion/test_onnx_file.py::test_golden_answers_are_those_of_vit_predict_and_are_repeated",
     ): {
         "golden images are the first of a split": (
             "evenly(split, NUM_IMAGES)",
@@ -189,15 +189,15 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/images.py",
-        "tests/export/test_onnx_file.py::test_a_gate_is_for_weights_that_have_an_accuracy",
+        "vitcli/conversion/images.py",
+        "tests/conversion/test_onnx_file.py::test_a_gate_is_for_weights_that_have_an_accuracy",
     ): {
         "a gate is opened for several labels": (
             "task_of(weights.metadata, num_classes)",
             "task_of({}, num_classes)",
         ),
     },
-    ("vitcli/export/images.py", "tests/export/test_calibration.py"): {
+    ("vitcli/conversion/images.py", "tests/conversion/test_calibration.py"): {
         "a run's own images are published": (
             "return of_the_demo().split if self.are_held_out else self.split",
             "return self.split",
@@ -214,8 +214,8 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/model_card.py",
-        "tests/export/test_usage.py::test_a_section_between_its_marks_is_replaced_and_all_else_is_kept",
+        "vitcli/conversion/model_card.py",
+        "tests/conversion/test_usage.py::test_a_section_between_its_marks_is_replaced_and_all_else_is_kept",
     ): {
         "two sections on loading are both replaced": (
             "return changed if count == 1 else None",
@@ -223,8 +223,8 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/loading.md.j2",
-        "tests/export/test_usage.py::test_the_card_says_what_the_conversion_may_have_lost",
+        "vitcli/conversion/loading.md.j2",
+        "tests/conversion/test_usage.py::test_the_card_says_what_the_conversion_may_have_lost",
     ): {
         "a drop is a hundred times too small in a card": (
             "at most {{ onnx.gate.highest_drop | percent }}",
@@ -232,8 +232,8 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/onnx_process.py",
-        "tests/export/test_onnx_file.py::test_a_process_for_an_onnx_file_writes_nothing_and_ends_in_time",
+        "vitcli/conversion/onnx_process.py",
+        "tests/conversion/test_onnx_file.py::test_a_process_for_an_onnx_file_writes_nothing_and_ends_in_time",
     ): {
         "an ONNX file may compute ten times as long": (
             "resource.RLIMIT_CPU: seconds * num_threads",
@@ -327,15 +327,15 @@ OF_FILES = {
             '-(row["params"] or 0)',
         ),
     },
-    ("vitcli/export/golden.py", "tests/export/test_onnx_file.py::test_a_tie_is_no_other_class"): {
+    ("vitcli/conversion/golden.py", "tests/conversion/test_onnx_file.py::test_a_tie_is_no_other_class"): {
         "a tie that rounding decides is another class": (
             'if golden["output"] == "probabilities" and not surplus <= golden["tolerance"]:',
             'if golden["output"] == "probabilities" and not surplus <= 0:',
         ),
     },
     (
-        "vitcli/export/model_card.py",
-        "tests/export/test_usage.py::test_a_path_of_the_data_is_a_place_to_fill_in_and_a_public_name_stays",
+        "vitcli/conversion/model_card.py",
+        "tests/conversion/test_usage.py::test_a_path_of_the_data_is_a_place_to_fill_in_and_a_public_name_stays",
     ): {
         "a path of three folders is a name of the Hub": (
             'dataset.count("/") == 1 and not',
@@ -343,15 +343,15 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/loading.md.j2",
-        "tests/export/test_usage.py::test_what_the_libraries_do_otherwise_is_said_and_features_predict_nothing",
+        "vitcli/conversion/loading.md.j2",
+        "tests/conversion/test_usage.py::test_what_the_libraries_do_otherwise_is_said_and_features_predict_nothing",
     ): {
         "a network without classes is to predict": ("{% if has_classes %}", "{% if true %}"),
         "what the libraries do otherwise is kept back": ("In timm and transformers, {{ caveat }}.", ""),
     },
     (
-        "vitcli/export/comparison.py",
-        "tests/export/test_gate.py::test_a_drop_that_is_just_allowed_is_accepted",
+        "vitcli/conversion/comparison.py",
+        "tests/conversion/test_gate.py::test_a_drop_that_is_just_allowed_is_accepted",
     ): {
         "a drop that is just allowed is refused": (
             "return self.highest_drop <= self.max_drop",
@@ -359,8 +359,8 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/onnx_process.py",
-        "tests/export/test_onnx_file.py::test_a_process_has_memory_and_time_by_the_bytes_of_its_weights",
+        "vitcli/conversion/onnx_process.py",
+        "tests/conversion/test_onnx_file.py::test_a_process_has_memory_and_time_by_the_bytes_of_its_weights",
     ): {
         "an ONNX file has the memory of its bytes": (
             "MEMORY_MB + MEMORY_PER_BYTE * num_bytes // 2**20",
@@ -378,8 +378,8 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/golden.py",
-        "tests/export/test_onnx_file.py::test_images_of_a_golden_file_are_256_pixels_wide_or_high_at_most",
+        "vitcli/conversion/golden.py",
+        "tests/conversion/test_onnx_file.py::test_images_of_a_golden_file_are_256_pixels_wide_or_high_at_most",
     ): {
         "golden images have any size": ("    image.thumbnail((MOST_SIDE, MOST_SIDE))\n", ""),
     },
@@ -451,8 +451,8 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/comparison.py",
-        "tests/export/test_gate.py::test_a_drop_of_just_the_allowed_size_is_accepted_and_any_more_is_not",
+        "vitcli/conversion/comparison.py",
+        "tests/conversion/test_gate.py::test_a_drop_of_just_the_allowed_size_is_accepted_and_any_more_is_not",
     ): {
         "a drop of just the allowed size is refused": (
             "return self.highest_drop <= self.max_drop",
@@ -467,8 +467,8 @@ OF_FILES = {
         ),
     },
     (
-        "vitcli/export/golden.py",
-        "tests/export/test_onnx_file.py::test_a_check_says_whether_the_file_is_the_one_that_was_exported",
+        "vitcli/conversion/golden.py",
+        "tests/conversion/test_onnx_file.py::test_a_check_says_whether_the_file_is_the_one_that_was_exported",
     ): {
         "weights beside an ONNX file take no memory": (
             "for part in (file, *data_files(file))",

@@ -129,13 +129,13 @@ OF_PARTS = {
         ),
     },
     # Exported files.
-    ("vitcli/export/images.py", "tests/export/test_calibration.py"): {
+    ("vitcli/conversion/images.py", "tests/conversion/test_calibration.py"): {
         "scales of the first images": (
             "np.linspace(0, len(split) - 1, most).round().astype(np.int64)",
             "np.arange(most)",
         ),
     },
-    ("vitcli/export/golden.py", "tests/export/test_onnx_file.py"): {
+    ("vitcli/conversion/golden.py", "tests/conversion/test_onnx_file.py"): {
         "a golden file has the largest outputs": ("np.argsort(-np.abs(outputs_K)", "np.argsort(-outputs_K"),
     },
 }

@@ -291,7 +291,7 @@ OF_RESULTS = {
         ),
     },
     # Weights.
-    ("vitcli/weights/onnx.py", "tests/export/test_export.py"): {
+    ("vitcli/weights/onnx.py", "tests/conversion/test_export.py"): {
         "weights beside every ONNX file have one name": (
             "    _name_data_by_contents(path, proto.graph)\n",
             "",
@@ -307,11 +307,11 @@ OF_RESULTS = {
             "return half",
         ),
     },
-    ("vitcli/export/export.py", "tests/export/test_form.py tests/export/test_onnx_file.py"): {
+    ("vitcli/conversion/export.py", "tests/conversion/test_form.py tests/conversion/test_onnx_file.py"): {
         "an exported file has no temperature": ('{"scaled": stored.scaling.scaled}', "{}"),
         "other outputs are kept": ("if agreement.max_rel_difference > TOLERANCE:", "if False:"),
     },
-    ("vitcli/export/comparison.py", "tests/export/test_gate.py"): {
+    ("vitcli/conversion/comparison.py", "tests/conversion/test_gate.py"): {
         "the gate believes what it has seen": (
             "return self.highest_drop <= self.max_drop",
             "return self.drop <= self.max_drop",
@@ -321,7 +321,7 @@ OF_RESULTS = {
             "difference = gained - lost - num_images * drop",
         ),
     },
-    ("vitcli/export/golden.py", "tests/export/test_onnx_file.py"): {
+    ("vitcli/conversion/golden.py", "tests/conversion/test_onnx_file.py"): {
         "a golden file allows anything": ("or not 0 < tolerance < 1:", "or not 0 < tolerance:"),
     },
     ("vitcli/weights/describe.py", "tests/weights/test_files.py"): {

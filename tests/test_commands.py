@@ -108,7 +108,9 @@ def test_predict_gives_the_answers_of_the_command_and_those_beside_a_broken_imag
 
 
 def test_embed_and_export_write_the_bytes_of_the_command(trained, photos, tmp_path):
-    names = [str(tmp_path / name) for name in ("a.safetensors", "b.safetensors", "c.npz", "d.npz")]
+    names = [
+        str(tmp_path / name) for name in ("a.safetensors", "b.safetensors", "c.safetensors", "d.safetensors")
+    ]
     embedded = vitcli.embed(trained.run_dir, photos, out=names[0], logits=False, quiet=True)
     words = ("--ckpt", trained.run_dir, "--dataset", photos, "--no-logits", "-q")
     assert run("embed", *words, "--out", names[1]).code == 0

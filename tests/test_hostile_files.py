@@ -21,10 +21,10 @@ import torch
 from PIL import Image
 
 from tests.conftest import REPOSITORY, Outcome, run
+from vitcli.conversion import golden, onnx_process
 from vitcli.data import decoding, video
 from vitcli.data.sources import label_files
 from vitcli.errors import WeightsError
-from vitcli.export import golden, onnx_process
 from vitcli.io.files import MOST_BYTES, MOST_TEXT_BYTES, MOST_VALUES
 from vitcli.recipe import toml, validation
 from vitcli.weights import files

@@ -31,7 +31,7 @@ OF_VERSIONS = [
     "tests/weights/test_golden.py",
     "tests/evaluation/test_evaluate.py",
     "tests/weights/production/test_program.py",
-    "tests/export/test_onnx_file.py",
+    "tests/conversion/test_onnx_file.py",
 ]
 PAGE = REPOSITORY / "docs" / "dependencies.md"
 

@@ -604,7 +604,7 @@ def test_the_defaults_in_the_help_are_those_of_the_recipes_that_a_folder_gets():
 def test_the_points_that_a_gate_allows_to_be_lost_are_hundredths_of_the_images(
     monkeypatch, tmp_path, words, fraction
 ):
-    from vitcli.export import export as exports
+    from vitcli.conversion import export as exports
 
     asked = []
     monkeypatch.setattr(

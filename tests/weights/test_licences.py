@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 
 from tests.conftest import run
 from tests.evaluation.test_pixels_of_weights import save_as_timm
-from vitcli.export.model_card import weights_card
+from vitcli.conversion.model_card import weights_card
 from vitcli.weights import licences
 from vitcli.weights.io import read_weights
 from vitcli.weights.licences import in_card, is_non_commercial, licence_of_name

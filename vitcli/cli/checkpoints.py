@@ -175,7 +175,7 @@ class ConversionOptions:
 
     def export_options(self):
         """Return the ExportOptions."""
-        from vitcli.export.export import ExportOptions
+        from vitcli.conversion.export import ExportOptions
 
         return ExportOptions(
             to=self.to, model_name=self.model, image_size=height_and_width(self.res), head=self.head,
@@ -204,14 +204,14 @@ def export(*, asked: ConversionOptions, printing: Printing) -> int:
         if asked.ckpt is not None:
             raise typer.BadParameter("it checks a file alone; leave CKPT and OUT out", param_hint="--check")
         load_libraries()
-        from vitcli.export import golden
+        from vitcli.conversion import golden
 
         return printing.show(golden.check(asked.check_file), golden.check_as_text)
     asked.check()
     inputs.check_ckpt(asked.ckpt, "CKPT")
     load_libraries()
-    from vitcli.export import export as exports
-    from vitcli.export import push as pushes
+    from vitcli.conversion import export as exports
+    from vitcli.conversion import push as pushes
 
     export_options, quiet = asked.export_options(), printing.quiet
     if asked.push_to_hub is None:

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from vitcli import recipe as recipes
+from vitcli.conversion.model_card import model_card
 from vitcli.data.split import Split, classes_without
 from vitcli.data.transforms import Preprocessing, preprocessing_of
 from vitcli.distributed import peers
@@ -23,7 +24,6 @@ from vitcli.evaluation.metrics import Metrics, scores_of
 from vitcli.evaluation.multilabel import Multilabel, MultilabelMetrics
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.regression import NumberPredictions, intervals_of
-from vitcli.export.model_card import model_card
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_jsonl, replace_file
 from vitcli.output.redaction import public_name

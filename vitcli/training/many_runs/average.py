@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from vitcli import recipe as recipes
+from vitcli.conversion.model_card import model_card
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.seen_images import KEY, merged
 from vitcli.data.split import Split
@@ -27,7 +28,6 @@ from vitcli.evaluation.intervals import interval_of, mcnemar, paired_interval
 from vitcli.evaluation.metrics import metrics_of, scores_of
 from vitcli.evaluation.predictions import Predictions, scores_of_classes, unique_names
 from vitcli.evaluation.setup import settings_of_run, starts_of
-from vitcli.export.model_card import model_card
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json
 from vitcli.output.owned_folder import refuse_other

@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.export.test_export import GAP, NAMES, SIZE, bit, distance, hybrid, images, network, vit
-from vitcli.export.model_card import BEGIN, END, HERE, how_to_load, on_the_hub, replace_section
+from tests.conversion.test_export import GAP, NAMES, SIZE, bit, distance, hybrid, images, network, vit
+from vitcli.conversion.model_card import BEGIN, END, HERE, how_to_load, on_the_hub, replace_section
 from vitcli.models.architecture import Architecture
 from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.formats import caveats

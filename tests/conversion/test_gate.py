@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.export.test_export import network, vit
+from tests.conversion.test_export import network, vit
+from vitcli.conversion import export as exports
+from vitcli.conversion.comparison import Verdict, Z, highest_drop, judge, outputs_of_both, refuse
+from vitcli.conversion.export import Export, ExportOptions
+from vitcli.conversion.images import Images
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, DataError
-from vitcli.export import export as exports
-from vitcli.export.comparison import Verdict, Z, highest_drop, judge, outputs_of_both, refuse
-from vitcli.export.export import Export, ExportOptions
-from vitcli.export.images import Images
 from vitcli.output.progress import Progress
 from vitcli.weights.production.program import ProgramForm
 

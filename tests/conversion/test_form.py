@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
+from vitcli.conversion.export import ExportOptions, _preprocessing, _program_form
+from vitcli.conversion.images import images_for_scales
 from vitcli.data.image_files import find_images
 from vitcli.errors import DataError, WeightsError
 from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.evaluation.calibration.stored import Calibration
-from vitcli.export.export import ExportOptions, _preprocessing, _program_form
-from vitcli.export.images import images_for_scales
 from vitcli.output.progress import Progress
 from vitcli.weights.io import read_weights
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.evaluation.test_masked_patch import PREPROCESSING
-from vitcli.export import comparison
+from vitcli.conversion import comparison
 
 
 def test_the_first_run_after_the_other_side_does_not_count(monkeypatch):

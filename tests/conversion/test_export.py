@@ -15,9 +15,9 @@ from safetensors import safe_open
 from timm.models.vision_transformer import VisionTransformer
 
 from tests.conftest import run
+from vitcli.conversion import comparison, golden
+from vitcli.conversion.export import ExportOptions, as_text, export
 from vitcli.errors import CheckFailed, MachineError, VitError, WeightsError
-from vitcli.export import comparison, golden
-from vitcli.export.export import ExportOptions, as_text, export
 from vitcli.models.architecture import GAP, Architecture
 from vitcli.models.build import build
 from vitcli.models.features import outputs

@@ -17,16 +17,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitcli.data.split import Split
-from vitcli.data.transforms import Preprocessing
-from vitcli.errors import CheckFailed, MachineError, VitError
-from vitcli.evaluation.calibration.stored import calibration_of
-from vitcli.evaluation.multilabel import multilabel_of
-from vitcli.evaluation.regression import target_of
-from vitcli.evaluation.setup import preprocessing_for
-from vitcli.export import comparison, golden
-from vitcli.export.comparison import Agreement, NotFinite
-from vitcli.export.images import (
+from vitcli.conversion import comparison, golden
+from vitcli.conversion.comparison import Agreement, NotFinite
+from vitcli.conversion.images import (
     Images,
     images_for_scales,
     open_for_scales,
@@ -34,7 +27,14 @@ from vitcli.export.images import (
     open_labelled,
     open_named,
 )
-from vitcli.export.markdown import rendered
+from vitcli.conversion.markdown import rendered
+from vitcli.data.split import Split
+from vitcli.data.transforms import Preprocessing
+from vitcli.errors import CheckFailed, MachineError, VitError
+from vitcli.evaluation.calibration.stored import calibration_of
+from vitcli.evaluation.multilabel import multilabel_of
+from vitcli.evaluation.regression import target_of
+from vitcli.evaluation.setup import preprocessing_for
 from vitcli.models.architecture import Architecture
 from vitcli.output.atomic import TEMPORARY, check_out, remove_debris, sync
 from vitcli.output.progress import Progress

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from vitcli import recipe as recipes
-from vitcli.errors import MachineError, VitError
-from vitcli.export import export as exports
-from vitcli.export import hub
-from vitcli.export.export import ExportOptions
-from vitcli.export.model_card import (
+from vitcli.conversion import export as exports
+from vitcli.conversion import hub
+from vitcli.conversion.export import ExportOptions
+from vitcli.conversion.model_card import (
     how_to_load,
     is_classifier_run,
     model_card,
@@ -24,6 +23,7 @@ from vitcli.export.model_card import (
     replace_section,
     weights_card,
 )
+from vitcli.errors import MachineError, VitError
 from vitcli.io.files import irregularity, read_regular
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress

@@ -26,7 +26,7 @@ MOST_OUTPUTS = 1_000_000
 PROGRAM = """\
 import sys
 sys.path.append(sys.argv[1])
-from vitcli.export.onnx_process import answer_within
+from vitcli.conversion.onnx_process import answer_within
 answer_within(*map(int, sys.argv[3:]), path=sys.argv[2])
 """
 

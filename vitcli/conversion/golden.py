@@ -16,13 +16,13 @@ import torch
 from PIL import Image
 
 from vitcli import __version__
+from vitcli.conversion.images import evenly
+from vitcli.conversion.onnx_process import OnnxProcess
 from vitcli.data import loader
 from vitcli.data.decoding import decode
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, DataError, VitError
-from vitcli.export.images import evenly
-from vitcli.export.onnx_process import OnnxProcess
 from vitcli.io.files import parse_json, read_regular
 from vitcli.output.atomic import digest_of_file, write_json
 from vitcli.output.text import Verbatim, count_of, pairs

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from huggingface_hub import EvalResult, ModelCardData
 
 from vitcli import recipe as recipes
+from vitcli.conversion.markdown import code, rendered
 from vitcli.data import demo
 from vitcli.data.dataset import is_remote
 from vitcli.data.parts.eval_split_names import FoldName
 from vitcli.evaluation.calibration import selective
 from vitcli.evaluation.intervals import interval_of
-from vitcli.export.markdown import code, rendered
 from vitcli.models.architecture import Architecture
 from vitcli.models.variants import BIT, HYBRID
 from vitcli.output.redaction import is_local, public_name, public_toml, public_values

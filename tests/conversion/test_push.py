@@ -17,9 +17,9 @@ from tests.cli.test_app import check_error
 from tests.conftest import run, vit
 from tests.model_hub import TOKEN, ModelHub, Repository, stand_in
 from vitcli import load_model
+from vitcli.conversion.hub import _as_vit_error
+from vitcli.conversion.model_card import BLOCK
 from vitcli.errors import MachineError
-from vitcli.export.hub import _as_vit_error
-from vitcli.export.model_card import BLOCK
 
 SENT = ["README.md", "config.json", "metrics.jsonl", "model.safetensors", "recipe.toml", "summary.json"]
 

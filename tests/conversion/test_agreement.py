@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from vitcli.conversion import comparison
+from vitcli.conversion.comparison import compare
 from vitcli.data.dataset import DataSet
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import DataError
-from vitcli.export import comparison
-from vitcli.export.comparison import compare
 from vitcli.output.progress import Progress
 
 

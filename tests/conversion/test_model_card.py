@@ -7,7 +7,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from vitcli.export.model_card import how_to_load, model_card, on_the_hub, replace_section
+from vitcli.conversion.model_card import how_to_load, model_card, on_the_hub, replace_section
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import TransformerOptions, architecture
 from vitcli.output.redaction import public_name, public_toml, public_values

@@ -18,13 +18,13 @@ import torch
 from PIL import Image
 
 from tests.conftest import run
+from vitcli.conversion import comparison, golden, images, onnx_process
+from vitcli.conversion import export as exports
+from vitcli.conversion.comparison import highest_drop
+from vitcli.conversion.golden import write_golden
 from vitcli.data.dataset import DataSet
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, VitError
-from vitcli.export import comparison, golden, images, onnx_process
-from vitcli.export import export as exports
-from vitcli.export.comparison import highest_drop
-from vitcli.export.golden import write_golden
 from vitcli.weights import formats, onnx
 from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import read_weights, write_weights_file

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from vitcli.conversion import images
+from vitcli.conversion.images import evenly
 from vitcli.data.dataset import DataSet
 from vitcli.data.split import Split
 from vitcli.errors import DataError
-from vitcli.export import images
-from vitcli.export.images import evenly
 from vitcli.output.progress import Progress
 
 
