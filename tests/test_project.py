@@ -19,7 +19,13 @@ from vitcli.recipe import schema
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 HOME = PROJECT["urls"]["Homepage"]
 PAGES = sorted(
-    [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("vitcli/*/README.md")]
+    [
+        *REPOSITORY.glob("*.md"),
+        *REPOSITORY.glob("docs/*.md"),
+        *REPOSITORY.glob("docs/evidence/*.md"),
+        *REPOSITORY.glob("docs/reference/*.md"),
+        *REPOSITORY.glob("vitcli/*/README.md"),
+    ]
 )
 LINK = re.compile(r'\]\(([^)\s]+)\)|src="([^"]+)"')
 READ = re.compile(

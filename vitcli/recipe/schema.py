@@ -217,7 +217,7 @@ class Data(WithAddress):
     streaming: bool = key("read shards in place, shuffled within windows, instead of as tables", False)
     shuffle_window: Count = key("streaming: number of rows shuffled together", 8192)
     decode: Literal["exact", "fast"] = key(
-        "fast: shrink JPEGs twice as large as needed while decoding, to other pixels (docs/loader.md)",
+        "fast: shrink JPEGs twice as large as needed while decoding, to other pixels (docs/data.md)",
         "exact",
     )
     cache: Literal["auto", "ram", "disk", "off"] = key(
