@@ -113,7 +113,7 @@ class Model(WithAddress):
     )
     head: Literal["zero", "keep", "probe", "refit"] = key(
         "of a fine-tuned checkpoint: zeros (paper, 3.2), its own for equal classes, the closed form of vit "
-        "fewshot (probe), or zeros that the closed form joins after the last step (docs/finetuning.md)",
+        "fewshot (probe), or zeros that the closed form joins after the last step (docs/finetune.md)",
         "zero",
     )
     head_layers: NonNegativeInt = key(
@@ -172,7 +172,7 @@ class Data(WithAddress):
     num_classes: Count | None = key("number of classes, for shards that do not store it", None)
     group_column: str | None = key(
         "what no cut separates: a column, folder:N (the N-th above the image), name:REGEX (a group of the "
-        "file name), or near_duplicates (docs/finetuning.md)",
+        "file name), or near_duplicates (docs/finetune.md)",
         None,
     )
     one_class: bool = key("take a folder that holds one folder of folders as a data set of one class", False)
@@ -221,7 +221,7 @@ class Data(WithAddress):
         "exact",
     )
     cache: Literal["auto", "ram", "disk", "off"] = key(
-        "decoded images: kept in memory or in the user's cache folder; auto: where it pays (docs/cache.md)",
+        "decoded images: kept in memory or in the user's cache folder; auto: where it pays (docs/data.md)",
         "auto",
     )
     on_bad_image: Literal["error", "skip"] = key("unreadable images: stop, or skip and count", "error")
@@ -302,7 +302,7 @@ class Schedule(Section):
         "sides of square training images over equal parts of the run, rising to data.image_size", None
     )
     max_minutes: MaxMinutes | None = key(
-        "end after this time: fewer steps are planned once the first ones are measured (docs/finetuning.md)",
+        "end after this time: fewer steps are planned once the first ones are measured (docs/finetune.md)",
         None,
     )
 
