@@ -109,7 +109,7 @@ class Model(WithAddress):
 
     name: str | None = key("the paper's name (ViT-B/16; paper, Table 1) or any timm model name", None)
     ckpt: str | None = key(
-        "initial weights: run folder, file, name, Hub id, address, or demo (docs/weights.md)", None
+        "initial weights: run folder, file, name, Hub id, address, or demo (docs/weights-and-export.md)", None
     )
     head: Literal["zero", "keep", "probe", "refit"] = key(
         "of a fine-tuned checkpoint: zeros (paper, 3.2), its own for equal classes, the closed form of vit "
