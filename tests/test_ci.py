@@ -1,4 +1,4 @@
-"""docs/scripts-and-ci.md: its workflow is one that GitHub takes, and its commands are run as they stand there."""
+"""docs/scripts-and-ci.md: its workflow is one that GitHub takes; its commands are run as they stand there."""
 
 import re
 import shlex
