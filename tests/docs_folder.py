@@ -1,7 +1,8 @@
 """The folder in which the command blocks of README and docs are run, and what makes them quick there.
 
-`prepare` fills it: photos/ in class folders, labels.csv, holiday/, finished runs, weights. `python docs_folder.py
-WORDS` is `vit` there: the words as a page has them, but for the network, the embedded demo, and how long it takes.
+`prepare` fills it: photos/ in class folders, labels.csv, holiday/, finished runs, weights.
+`python docs_folder.py WORDS` is `vit` there: the words as a page has them, but for the network, which is the
+embedded demo, and for how long it takes.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""README and docs: tables that fit, links and anchors that exist, command lines that parse, blocks that run."""
+"""README and docs: tables, links, anchors, command lines that parse, and blocks that run."""
 
 import os
 import re
