@@ -1,6 +1,6 @@
 """The folder in which the command blocks of README and docs are run, and what makes them quick there.
 
-`prepare` fills it: photos/ in class folders, labels.csv, holiday/, finished runs, weights.
+`prepare` fills it: photos/ in class folders, files of labels, holiday/, finished runs, weights.
 `python docs_folder.py WORDS` is `vit` there: the words as a page has them, but for the network, which is the
 embedded demo, and for how long it takes.
 """
@@ -61,6 +61,10 @@ def prepare(folder: Path) -> None:
         for path in sorted((folder / "photos").rglob("*.jpg"))
     ]
     (folder / "labels.csv").write_text("\n".join(["file,label", *rows]) + "\n")
+    tags = [f"{row}|bright" if number % 3 == 0 else row for number, row in enumerate(rows)]
+    (folder / "tags.csv").write_text("\n".join(["file,label", *tags]) + "\n")
+    ages = [f"{row.partition(',')[0]},{number % 40 + 0.5}" for number, row in enumerate(rows)]
+    (folder / "ages.csv").write_text("\n".join(["file,age", *ages]) + "\n")
     before = Path.cwd()
     os.chdir(folder)
     try:
