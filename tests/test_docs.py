@@ -6,15 +6,19 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from itertools import takewhile
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import typer
 
 from tests import docs_folder
+from tests.browser import Browser
 from tests.conftest import REPOSITORY
+from tests.test_examples import serving
 from tests.test_project import HOME, LINK
 from vitcli.cli import app
 from vitcli.errors import VitError
@@ -24,12 +28,12 @@ LINKED = [*PAGES, REPOSITORY / "CONTRIBUTING.md", *sorted(REPOSITORY.glob("*/REA
 SOURCE = f"{HOME}/blob/main/"
 WIDEST_TABLE = 160
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-OPERATORS = {">", ">>", "<", "|", "&&", ";", "2>", "&"}
+OPERATORS = {">", ">>", "<", "|", "||", "&&", ";", "2>", "&"}
+AS_IT_WAS = {"finetuning-protocol.md"}  # a protocol is not rewritten once its runs have been made
 
 # Blocks that are not run, by a word of theirs, and why.
 NOT_RUN = {
     "pip install": "installs this package, which .ci/run does",
-    "--serve": "serves until Ctrl-C",
 }
 
 
@@ -61,9 +65,11 @@ def test_slugs_are_those_of_github():
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_no_line_of_a_table_is_wider_than_a_screen(page):
-    lines = FENCE.sub("", page.read_text()).splitlines()
+    lines = without_code(page.read_text()).splitlines()
 
-    assert not [line for line in lines if line.startswith("|") and len(line) > WIDEST_TABLE]
+    assert page.name in AS_IT_WAS or not [
+        line for line in lines if line.startswith("|") and len(line) > WIDEST_TABLE
+    ]
 
 
 @pytest.mark.parametrize("page", LINKED, ids=named)
@@ -175,20 +181,41 @@ def test_every_reason_not_to_run_a_block_is_needed():
     assert not [word for word in NOT_RUN if not any(word in block for block in blocks)]
 
 
-@pytest.mark.slow
-def test_the_site_is_built_without_a_warning(tmp_path):
-    zensical = shutil.which("zensical") or pytest.skip("zensical is not installed: pip install -e '.[docs]'")
-    for name in ("docs", "zensical.toml"):
-        (shutil.copytree if name == "docs" else shutil.copy)(REPOSITORY / name, tmp_path / name)
-    done = subprocess.run([zensical, "build", "--strict"], cwd=tmp_path, capture_output=True, text=True)
-
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site of docs/, built strictly: a broken link or anchor ends it."""
+    zensical = shutil.which("zensical") or shutil.which("zensical", path=str(Path(sys.executable).parent))
+    if not zensical:
+        pytest.skip("zensical is not installed: pip install -e '.[docs]'")
+    root = tmp_path_factory.mktemp("site")
+    shutil.copytree(REPOSITORY / "docs", root / "docs")
+    shutil.copy(REPOSITORY / "zensical.toml", root)
+    done = subprocess.run([zensical, "build", "--strict"], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = sorted((tmp_path / "site").rglob("*.html"))
-    assert len(pages) > len(list(REPOSITORY.glob("docs/*.md")))
-    hosts = re.compile(
-        r'(?:<script[^>]*src|<link[^>]*(?:stylesheet|preconnect|preload)[^>]*href|<img[^>]*src)="?(https?:)'
-    )
-    assert not [page for page in pages if hosts.search(page.read_text())]
+    return root / "site"
+
+
+@pytest.mark.slow
+def test_the_site_has_every_page(site):
+    pages = {page.parent.relative_to(site) for page in site.rglob("index.html")}
+
+    for page in REPOSITORY.glob("docs/**/*.md"):
+        path = page.relative_to(REPOSITORY / "docs").with_suffix("")
+        assert (path.parent if path.name == "README" else path) in pages
+
+
+@pytest.mark.slow
+def test_a_page_of_the_site_fits_a_phone_has_a_search_and_asks_no_other_host(site, tmp_path):
+    asked = []
+    with serving(site) as address, Browser(tmp_path / "profile") as browser:
+        for width in (1280, 390):
+            browser.open(f"{address}/get-started/", width=width)
+            time.sleep(2)  # for what scripts ask for later
+            assert browser.value("document.documentElement.scrollWidth <= window.innerWidth")
+            asked += [url for url in browser.requests() if not url.startswith("data:")]
+
+    assert {urlsplit(url).netloc for url in asked} == {urlsplit(address).netloc}
+    assert f"{address}/search.json" in asked
 
 
 def test_every_page_is_in_the_navigation_of_the_site():
