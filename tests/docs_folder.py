@@ -24,8 +24,11 @@ NAMES_OF_WEIGHTS = (
     "vit_large_patch16",
     "google/vit",
 )
-# Options that say how long, with the quicker value; None takes them out.
-QUICK = {"--epochs": None, "--res": "32", "--runs": "2", "--folds": "2", "--limit": "16"}
+# Options and keys that say how long, with the quicker value; None takes them out.
+QUICK = {"--epochs": None, "--steps": "3", "--runs": "2", "--folds": "2", "--res": "32"}
+QUICK_KEYS = {
+    "eval.every": "1", "data.image_size": "32", "schedule.image_sizes": "[16,24,32]", "model.freeze": "1",
+}  # fmt: skip
 # Commands that end in another code when they have found what they are to find.
 CODES = {("datasets", "check"): 3, ("reproduce",): 8}
 
@@ -37,10 +40,8 @@ def draw(path: Path, colour: tuple[int, int, int], seed: int) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     blobs = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
-    image = Image.blend(
-        Image.fromarray(blobs).resize((96, 72), Image.BICUBIC), Image.new("RGB", (96, 72), colour), 0.6
-    )
-    image.save(path, quality=90)
+    plain, spotted = Image.new("RGB", (96, 72), colour), Image.fromarray(blobs).resize((96, 72))
+    Image.blend(spotted, plain, 0.6).save(path, quality=90)
 
 
 def prepare(folder: Path) -> None:
@@ -49,27 +50,24 @@ def prepare(folder: Path) -> None:
 
     for number, (name, colour) in enumerate(CLASSES.items()):
         for image in range(1, IMAGES_PER_CLASS + 1):
-            draw(
-                folder / "photos" / name / f"IMG_{1000 + 100 * number + image}.jpg",
-                colour,
-                100 * number + image,
-            )
+            seed = 1000 + 100 * number + image
+            draw(folder / "photos" / name / f"IMG_{seed}.jpg", colour, seed)
         draw(folder / "holiday" / f"DSC_{number + 1:03}.jpg", colour, 5_000 + number)
+        draw(folder / "holiday" / f"DSC_{number + 9:03}.jpg", colour, 5_500 + number)
         draw(folder / "more" / f"{number + 1}.jpg", colour, 6_000 + number)
-    rows = [
-        f"{path.relative_to(folder)},{path.parent.name}"
-        for path in sorted((folder / "photos").rglob("*.jpg"))
-    ]
-    (folder / "labels.csv").write_text("\n".join(["file,label", *rows]) + "\n")
-    tags = [f"{row}|bright" if number % 3 == 0 else row for number, row in enumerate(rows)]
-    (folder / "tags.csv").write_text("\n".join(["file,label", *tags]) + "\n")
-    ages = [f"{row.partition(',')[0]},{number % 40 + 0.5}" for number, row in enumerate(rows)]
-    (folder / "ages.csv").write_text("\n".join(["file,age", *ages]) + "\n")
+    paths = [path.relative_to(folder) for path in sorted((folder / "photos").rglob("*.jpg"))]
+    for name, header, value in (
+        ("labels.csv", "file,label", lambda label, number: label),
+        ("tags.csv", "file,label", lambda label, number: f"{label}|{'big' if number % 2 else 'small'}"),
+        ("ages.csv", "file,age", lambda label, number: 10 * sorted(CLASSES).index(label) + number / 100),
+    ):
+        rows = [f"{path},{value(path.parent.name, number)}" for number, path in enumerate(paths)]
+        (folder / name).write_text("\n".join([header, *rows]) + "\n")
     before = Path.cwd()
     os.chdir(folder)
     try:
         commands = ["export demo vit_b16.npz", "export demo vit_l16.safetensors"]
-        options = "--ckpt demo --dataset photos/ --steps 2 -q"
+        options = "--ckpt demo --dataset photos/ --steps 20 -q"
         commands += [
             f"finetune {options} --seed {seed} --out runs/{name}"
             for seed, name in enumerate(("photos", "a", "b"))
@@ -105,13 +103,17 @@ def quick(words: list[str]) -> list[str]:
     result: list[str] = []
     while known:
         word = known.pop(0)
-        if word in QUICK and known:
-            known.pop(0)
+        key = known[0].partition("=")[0] if word == "--set" and known else ""
+        if word in QUICK:
             result += [word, QUICK[word]] if QUICK[word] else []
+            known.pop(0)
+        elif key in QUICK_KEYS and known[0] != f"{key}=backbone":
+            known.pop(0)
+            result += ["--set", f"{key}={QUICK_KEYS[key]}"]
         else:
             result.append(word)
-    if result[:1] in (["finetune"], ["pretrain"]) and not {"--steps", "--help", "-h"} & {*result}:
-        result += ["--steps", "2"]
+    if result[:1] in (["finetune"], ["pretrain"]) and not {"--steps", "--dry-run"} & {*result}:
+        result += ["--steps", "3"]
     return result
 
 
