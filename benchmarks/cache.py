@@ -5,7 +5,7 @@
 FOLDER is any data set of image files that `vit` reads. All take the same images in one process with one
 thread: an Inception crop and a flip for training, a resize and a centre crop for evaluation. CPU time is that
 of the process, user and system; the ratio is to timm's transform of the same augmentation in this very run.
-docs/benchmarks.md has our figures.
+docs/evidence/speed.md has our figures.
 """
 
 import argparse

@@ -253,7 +253,7 @@ class Kept:
 
 
 def tables(lines: list[dict]) -> str:
-    """Return the tables of docs/features.md."""
+    """Return the tables of docs/evidence/accuracy.md."""
     rows = [
         "| data | images | chosen | left out | test images | last token | p | best on these |",
         "|---|---|---|---|---|---|---|---|",

@@ -5,7 +5,7 @@
 WEIGHTS are of a plain ViT for pixels in [-1, 1] (mean and std 0.5), such as the authors' .npz. A copy takes
 pixels with the mean and std of ImageNet: the difference is folded into its patch embedding, so that both are
 one function of an image. Each gets the pixels that it states, and then those of the other. The results are in
-docs/preprocessing.md.
+docs/evidence/accuracy.md.
 """
 
 import argparse

@@ -284,12 +284,12 @@ KINDS: dict[str, Kind] = {
     "an archive in a folder": refused(
         lambda r: archive(r / "photos.zip"),
         "holds no image vit can read, but 1 file: photos.zip (an archive: unpack it)",
-        "docs/datasets.md",
+        "docs/data.md",
     ),
     "an archive": refused(
         lambda r: archive(r / "my photos.zip"),
         "is not a data set (an archive: unpack it)",
-        "docs/datasets.md",
+        "docs/data.md",
         data="my photos.zip",
     ),
     "shards": refused(
@@ -303,7 +303,7 @@ KINDS: dict[str, Kind] = {
         "unpack a .tar",
         data="photos.tar",
     ),
-    "an image": refused(flat, "is one image, and not a data set", "docs/datasets.md", data="1.png"),
+    "an image": refused(flat, "is one image, and not a data set", "docs/data.md", data="1.png"),
     "a spreadsheet": refused(
         lambda r: text(r / "labels.xlsx"), "is not a data set", "labels.csv", data="labels.xlsx"
     ),

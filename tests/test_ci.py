@@ -1,4 +1,4 @@
-"""docs/ci.md: its workflow is one that GitHub takes, and the commands in it are run as they stand there."""
+"""docs/scripts-and-ci.md: its workflow is one that GitHub takes; its commands are run as they stand there."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ COMMANDS = typer.main.get_command(app.app).commands
 
 
 def workflow() -> dict:
-    (text,) = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "docs/ci.md").read_text(), re.DOTALL)
+    (text,) = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "docs/scripts-and-ci.md").read_text(), re.DOTALL)
     found = yaml.safe_load(text)
     return found | {"on": found.pop(True)}  # YAML 1.1 takes the bare word for a truth value, GitHub does not
 

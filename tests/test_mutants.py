@@ -23,7 +23,7 @@ def test_each_break_has_a_name_a_place_that_is_there_once_and_tests():
 
     assert {what: count for what, count in counts.items() if count != 1} == {}
     assert len(counts) == len(MUTANTS) >= 75
-    documented = (REPOSITORY / "docs/reliability.md").read_text()
+    documented = (REPOSITORY / "docs/evidence/attacks.md").read_text()
     assert f"breaks the code in {len(MUTANTS)} places" in documented
     assert f"| deliberate breaks of the code, one at a time | {len(MUTANTS)} |" in documented
     for test in {test for mutant in MUTANTS for test in mutant.tests.split()}:

@@ -1,4 +1,4 @@
-"""What we rely on of other packages beyond their public interfaces: docs/architecture.md lists it.
+"""What we rely on of other packages beyond their public interfaces: tests/README.md lists it.
 
 Each test compares what we do with what the other package does now, or finds the names that we use, so that a
 version that changes them fails here, with the reason, and not in a run.
@@ -27,7 +27,7 @@ from vitcli.inspection.attention import record_attention
 from vitcli.models import kernels, masked_patch, pos_embed
 from vitcli.models.pos_embed import RelativeAttention
 
-TABLE = (REPOSITORY / "docs" / "architecture.md").read_text().partition("## What is not public")[2]
+TABLE = (REPOSITORY / "tests" / "README.md").read_text().partition("## What is not public")[2]
 TINY = dict(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=3)
 NETWORKS = {
     "class token": {},

@@ -364,7 +364,7 @@ def test_only_a_few_batches_are_read_ahead():
 
 
 def test_no_thread_of_the_loader_takes_threads_of_the_network():
-    """Idle ones too would make those of the network sleep after each operation (docs/loader.md)."""
+    """Idle ones too would make those of the network sleep after each operation (docs/evidence/speed.md)."""
     seen, split, num_here = set(), noise(64), torch.get_num_threads()
     watching = replace(split, read_row=lambda row: seen.add(torch.get_num_threads()) or split.read_row(row))
 

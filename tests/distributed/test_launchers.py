@@ -1,4 +1,4 @@
-"""docs/distributed.md: two launchers on loopback, as on two machines, make the run of one launcher."""
+"""docs/scale-out.md: two launchers on loopback, as on two machines, make the run of one launcher."""
 
 import os
 import socket

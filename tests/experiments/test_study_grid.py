@@ -299,7 +299,7 @@ def test_the_shipped_studies_are_no_recipes_and_say_what_they_are():
     assert set(catalog.studies()) == {"demo", "demo-compute", "figure4-jft", "figure5-jft", "figure8-jft"}
     for path in catalog.studies().values():
         assert path.read_text().startswith(("# paper, ", "# the embedded demo: "))
-        assert path.stem in (path.parents[2] / "docs/study.md").read_text()
+        assert path.stem in (path.parents[2] / "docs/reproduce-and-study.md").read_text()
 
 
 @pytest.mark.parametrize(

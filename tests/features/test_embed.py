@@ -194,7 +194,7 @@ def test_drawn_images_have_no_paths(tmp_path):
 
 
 def test_the_neighbours_of_the_docs_are_found(photos, whole, tmp_path, capsys, monkeypatch):
-    text = (REPOSITORY / "docs" / "fewshot.md").read_text()
+    text = (REPOSITORY / "docs" / "few-shot-and-features.md").read_text()
     (snippet,) = (block for block in text.split("```python\n")[1:] if "safe_open" in block)
     shutil.copy(whole, tmp_path / "photos.safetensors")
     monkeypatch.chdir(tmp_path)

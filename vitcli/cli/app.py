@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> None:
     given_arguments[:] = _as_options(sys.argv[1:] if arguments is None else arguments)
     # How long an OpenMP thread spins while it waits for another; must be set before torch is loaded. The
     # library's default is sixty times longer and makes training on a busy CPU slower, of small networks forty
-    # times (docs/loader.md).
+    # times (docs/evidence/speed.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     # Looking for plugins, of which none is used, reads the metadata of every installed package: 0.05 s.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")

@@ -78,7 +78,7 @@ def datasets_check(
     """Find what of a data set would spoil a number.
 
     Copies within and between splits, files that cannot be read, classes of one name, and with --labels wrong
-    labels. Exit code 3 if a number would be wrong: docs/datasets.md lists what for. A split is compared with
+    labels. Exit code 3 if a number would be wrong: docs/data.md lists what for. A split is compared with
     itself if --split and --against-split both name it, or if it is the only one.
     """
     for name, value in {"--ckpt": ckpt, "--device": inference.device}.items():

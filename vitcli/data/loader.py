@@ -1,8 +1,8 @@
 """Loading of batches: rows are read, decoded and transformed in threads, each into its place in the batch.
 
 Threads rather than worker processes, because decoding and resizing release the GIL, nothing is pickled and
-starting costs nothing (measured in docs/loader.md). The pixels of an example depend on (seed, position in the
-run) alone, so neither the number of threads or processes nor a restart changes them.
+starting costs nothing (measured in docs/evidence/speed.md). The pixels of an example depend on (seed,
+position in the run) alone, so neither the number of threads or processes nor a restart changes them.
 
 Letters: B batch, H, W height and width in pixels, C channels.
 """

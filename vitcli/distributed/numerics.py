@@ -16,9 +16,9 @@ DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")  # of NVIDIA's documentation of 
 def use_full_fp32() -> None:
     """Compute fp32 products on a GPU in fp32.
 
-    cuDNN's default is TF32, whose 10 bits of mantissa break the 2e-5 of docs/exactness.md in every patch
-    embedding. The older `allow_tf32` is set first: torch.export reads it, and torch refuses that where the
-    two disagree.
+    cuDNN's default is TF32, whose 10 bits of mantissa break the 2e-5 of docs/evidence/exactness.md in every
+    patch embedding. The older `allow_tf32` is set first: torch.export reads it, and torch refuses that
+    where the two disagree.
     """
     torch.backends.cudnn.allow_tf32 = False
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # torch.compile advises them

@@ -41,7 +41,7 @@ def keep_freed_memory(most_bytes: int = 2**31 - 1) -> None:
     """Let this process keep freed memory for its next allocation, where the C library can (glibc).
 
     By default it gives tensors of some MiB back to the system and gets them anew, zeroed page by page: 36,000
-    page faults and a tenth of the time of a training step of ViT-Ti/16 on a CPU (docs/benchmarks.md).
+    page faults and a tenth of the time of a training step of ViT-Ti/16 on a CPU (docs/evidence/speed.md).
 
     Args:
         most_bytes: that stay free at the end of the heap; what is free between others always stays.

@@ -38,7 +38,7 @@ def single_core_pool(num_threads: int, name: str) -> ThreadPoolExecutor:
 
     Otherwise each of them starts OpenMP threads of its own. Where there are more than cores, idle or not, the
     OpenMP library lets those of the network sleep after each operation: steps took up to 1.7 times as long
-    (docs/loader.md).
+    (docs/evidence/speed.md).
     """
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
     num_here, all_started = torch.get_num_threads(), Barrier(num_threads)

@@ -18,7 +18,7 @@ from vitcli.errors import CheckFailed, VitError, nearest
 from vitcli.recipe.schema import Count, RecipeKeys, Section, either, key
 from vitcli.recipe.validation import Problem, report, validate
 
-SEE = "docs/reproduce.md explains the keys; recipes/reproduce.toml has the shipped rows"
+SEE = "docs/reproduce-and-study.md explains the keys; recipes/reproduce.toml has the shipped rows"
 
 # An accuracy of 1 or less is a fraction by mistake.
 Percent = Annotated[float, Field(gt=1, le=100)]
@@ -254,7 +254,7 @@ def judge(
                   + published_std^2 / 3              of the published runs, or UNKNOWN_STD^2
                   + sum_i p_i (1 - p_i) / N_i / T^2  of T test sets with N_i images and accuracy p_i
 
-    docs/reproduce.md explains the three parts.
+    docs/reproduce-and-study.md explains the three parts.
 
     Args:
         accuracies: one for each run.
@@ -300,7 +300,7 @@ def failure(result: Mapping[str, Any]) -> CheckFailed | None:
         ours, published = result["ours"]["mean"], result["published"]["mean"]
         difference = f"{ours:.2%} against {published:.2%} is {result['z']:+.1f} standard errors"
         problem = f"{difference}, {WITHIN:g} are allowed"
-        fix = "the runs are valid; docs/reproduce.md has the rule and the known differences"
+        fix = "the runs are valid; docs/reproduce-and-study.md has the rule and the known differences"
     problem = f"{result['row']} is not reproduced: {problem}"
     return CheckFailed(problem, where=f"the runs in {result['run_dir']}", fix=fix)
 

@@ -25,7 +25,7 @@ from vitcli.recipe.schema import (
 )
 from vitcli.recipe.validation import Problem, report, validate
 
-SEE = "docs/study.md has every key with its meaning"
+SEE = "docs/reproduce-and-study.md has every key with its meaning"
 ALL = "all"
 
 Text = Annotated[str, Field(min_length=1)]

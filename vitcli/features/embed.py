@@ -187,7 +187,7 @@ def as_text(result: dict[str, Any]) -> str:
     rows += [*text.skipped(result), *(("note", note) for note in result.get("notes", ()))]
     reading = "from safetensors.numpy import load_file", f'load_file({result["out"]!r})["features"]'
     rows += [
-        ("next", "in Python (docs/fewshot.md finds neighbours)"),
+        ("next", "in Python (docs/few-shot-and-features.md finds neighbours)"),
         *(("", text.Verbatim(line)) for line in reading),
     ]
     return text.pairs(rows)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 NEAR_DUPLICATES = "near_duplicates"
 # Of the pairs of CIFAR-10's test and train that were inspected, all 72 up to 6 bits are copies, half of those
 # of 8 and few of those of 10. A JPEG of quality 30, half the size or 30 grey levels more change at most 6 of
-# them in 99 % of its images (docs/datasets.md).
+# them in 99 % of its images (docs/evidence/accuracy.md).
 NEAR_DISTANCE = 6  # bits of 64 in which the perceptual hashes of near duplicates differ at the most
 FOLDER, NAME = "folder:", "name:"
 HIGHEST_LEVEL = 20

@@ -108,11 +108,11 @@ class Model(WithAddress):
 
     name: str | None = key("the paper's name (ViT-B/16; paper, Table 1) or any timm model name", None)
     ckpt: str | None = key(
-        "initial weights: run folder, file, name, Hub id, address, or demo (docs/weights.md)", None
+        "initial weights: run folder, file, name, Hub id, address, or demo (docs/weights-and-export.md)", None
     )
     head: Literal["zero", "keep", "probe", "refit"] = key(
         "of a fine-tuned checkpoint: zeros (paper, 3.2), its own for equal classes, the closed form of vit "
-        "fewshot (probe), or zeros that the closed form joins after the last step (docs/finetuning.md)",
+        "fewshot (probe), or zeros that the closed form joins after the last step (docs/finetune.md)",
         "zero",
     )
     head_layers: NonNegativeInt = key(
@@ -170,7 +170,7 @@ class Data(WithAddress):
     num_classes: Count | None = key("number of classes, for shards that do not store it", None)
     group_column: str | None = key(
         "what no cut separates: a column, folder:N (the N-th above the image), name:REGEX (a group of the "
-        "file name), or near_duplicates (docs/finetuning.md)",
+        "file name), or near_duplicates (docs/finetune.md)",
         None,
     )
     one_class: bool = key("take a folder that holds one folder of folders as a data set of one class", False)
@@ -215,11 +215,11 @@ class Data(WithAddress):
     streaming: bool = key("read shards in place, shuffled within windows, instead of as tables", False)
     shuffle_window: Count = key("streaming: number of rows shuffled together", 8192)
     decode: Literal["exact", "fast"] = key(
-        "fast: shrink JPEGs twice as large as needed while decoding, to other pixels (docs/loader.md)",
+        "fast: shrink JPEGs twice as large as needed while decoding, to other pixels (docs/data.md)",
         "exact",
     )
     cache: Literal["auto", "ram", "disk", "off"] = key(
-        "decoded images: kept in memory or in the user's cache folder; auto: where it pays (docs/cache.md)",
+        "decoded images: kept in memory or in the user's cache folder; auto: where it pays (docs/data.md)",
         "auto",
     )
     on_bad_image: Literal["error", "skip"] = key("unreadable images: stop, or skip and count", "error")
@@ -300,7 +300,7 @@ class Schedule(Section):
         "sides of square training images over equal parts of the run, rising to data.image_size", None
     )
     max_minutes: MaxMinutes | None = key(
-        "end after this time: fewer steps are planned once the first ones are measured (docs/finetuning.md)",
+        "end after this time: fewer steps are planned once the first ones are measured (docs/finetune.md)",
         None,
     )
 

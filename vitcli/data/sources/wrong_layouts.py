@@ -52,4 +52,4 @@ def _holds_samples(tar: str) -> bool:
 
 
 def _error(problem: str, typed: str, fix: str) -> DataError:
-    return DataError(problem, where=f"--dataset {typed}", fix=f"{fix} (docs/datasets.md)")
+    return DataError(problem, where=f"--dataset {typed}", fix=f"{fix} (docs/data.md)")
