@@ -32,7 +32,7 @@ from vitcli.output.text import json_text
 AGAIN_S = 3.0  # while a command that a signal ends clears up
 STOPPED = 143  # after SIGTERM; SystemExit with another code is a library's, and a bug
 _coming: list[threading.Timer] = []  # of signals that come again
-UsageError = typer.BadParameter.__bases__[0]  # of typer's own copy of click
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # of typer's own copy of click
 
 
 def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int:
