@@ -333,13 +333,13 @@ def _command_line(command: str, given: Mapping[str, Any]) -> list[str]:
     """Return the words of the same call of `vit`."""
     words, in_front = [command], []
     for name, value in given.items():
-        option = f"--{name.replace('_', '-')}"
+        word = name.replace("_", "-")
         if name in POSITIONAL.get(command, ()):
             in_front += _values(name, value)
         elif value is (name not in ON):
-            words.append(option if value else f"--no-{name}")
+            words.append(f"--{word if value else f'no-{word}'}")
         elif not isinstance(value, bool):
-            words += [f"{option}={each}" for each in _values(name, value)]
+            words += [f"--{word}={each}" for each in _values(name, value)]
     return [*words, "--", *in_front] if in_front else words
 
 

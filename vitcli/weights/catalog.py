@@ -91,8 +91,8 @@ COLUMNS: Columns = {"--ckpt": "id", "trained on": "text", "px": "number", "class
 COLUMNS_OF_FAMILIES: Columns = {"family": "id", "weights": "number", "parameters": "number", "px": "number",
                                 "licence": "text", "such as": "id"}  # fmt: skip
 FOOT_OF_WEIGHTS = """
---ckpt takes these names, timm/NAME and addresses too (docs/weights-and-export.md). NAME@...
-is the authors' file in gs://vit_models or gs://bit_models, such as
+--ckpt takes these names, timm/NAME and addresses (docs/weights-and-export.md).
+NAME@... is the authors' file in gs://vit_models or gs://bit_models, such as
 {storage}/vit_models/imagenet21k/ViT-B_16.npz;
 orig is the paper's training, augreg AugReg's, goog BiT's. in21k is ImageNet-21k,
 in1k ImageNet-1k. "here" is on this machine: its cache of downloads, or a file.
