@@ -96,7 +96,7 @@ def check(path: str) -> dict[str, Any]:
                     golden_path(file), f"it has output {kept.max()}, and the file {len(outputs_K)}"
                 )
             differences.append(np.abs(outputs_K[kept] - expected).max() / max(np.abs(expected).max(), 1e-30))
-            # A tie that rounding decides is no other class
+            # A tie that rounding decides is not a change of class
             surplus = outputs_K.max() - outputs_K[kept[expected.argmax()]]
             if golden["output"] == "probabilities" and not surplus <= golden["tolerance"]:
                 others.append(entry.name)

@@ -22,7 +22,7 @@ from typing import Any
 
 from vitcli.errors import EXIT_CODES, MachineError, ProcessError, VitError, reason_of
 
-# In errors of collectives whose peer is gone: gloo's, and those of NCCL that are no other fault of it.
+# In errors of collectives whose peer is gone: gloo's, and those of NCCL that are not another fault of it.
 LOST_PEER = (
     "Connection (closed|reset) by (remote )?peer|Broken pipe|Timed out waiting"
     "|ncclRemoteError|remote process exit|NCCL communicator was aborted|collective operation timeout"

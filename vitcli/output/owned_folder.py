@@ -48,7 +48,7 @@ class OwnedFolder:
     marker: str | None = None
 
     def refuse_foreign(self) -> None:
-        """Refuse a folder with files but without the marker; the locks of other commands are no such files.
+        """Refuse a folder with files but without the marker; the locks of other commands do not count.
 
         Raises:
             VitError: it holds something else; nothing in it was touched.

@@ -229,7 +229,7 @@ def _finished_state(record: AnyRecord) -> str:
 
 
 def _other_score(record: AnyRecord) -> str:
-    """Return the score of what is judged by another one than top-1; empty for the rest."""
+    """Return the score of what is not judged by top-1; empty for the rest."""
     summary = record.summary
     key = next((key for key in ("mae", "mean_ap") if getattr(summary, key, None) is not None), None)
     return f"{SHOWN[key].label} {shown({key: getattr(summary, key)}, key)}" if key else ""

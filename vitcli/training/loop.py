@@ -155,7 +155,7 @@ class StepNumbers:
     """Losses and gradient norm of a step, on their way from the device.
 
     Attributes:
-        is_finite: a truth value on the device; of this process, so the norm tells of the others' gradients.
+        is_finite: a bool on the device; of this process, so the norm tells of the others' gradients.
     """
 
     def __init__(

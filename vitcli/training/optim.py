@@ -103,7 +103,7 @@ def unfuse(optimizer: torch.optim.Optimizer) -> None:
 
 
 def update_weights(optimizer: torch.optim.Optimizer, is_finite: Tensor) -> None:
-    """Make the optimizer's step if `is_finite`, a truth value on the device; else change nothing.
+    """Make the optimizer's step if `is_finite`, a bool on the device; else change nothing.
 
     A fused optimizer decides on the device, and the host need not wait for it.
     """

@@ -86,7 +86,7 @@ def open_splits(name: SplitName, against: SplitName, section: Data) -> list[Name
         if not train_split and is_same_data:
             raise nothing_to_compare(f"{name.dataset} has no train split")
         searched = train_split or other_data.only_split("--against-split")
-    # The split to check: of the same data another one than the one searched.
+    # The split to check: of the same data not the one searched.
     searched_base = base_of(searched)
     checked = data.split_called(name.split)
     if checked == "auto":

@@ -175,7 +175,7 @@ def summary_of_all(
     intervals = {name: interval_of(means[name], count) for name in ("top1", "top5") if name in means}
     seconds = sum(final["elapsed_s"] for final in finals)
     images = sum(final["steps"] * final["batch_size"] for final in finals)
-    # Intervals of the errors of numbers are no function of the mean of several runs.
+    # Intervals of the errors of numbers do not follow from the mean of several runs.
     of_first = {key: value for key, value in finals[0].items() if key != "intervals" or len(finals) == 1}
     summary = {
         **of_first,
