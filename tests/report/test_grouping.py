@@ -69,6 +69,10 @@ def test_different_recipes_stand_in_columns_of_their_own_named_by_what_differs(c
     assert len(found) == 2 and ("ViT-B/16", f"384 px, {name}") in found
 
 
+def test_a_number_of_runs_reads_well_if_it_is_one():
+    assert [word("train.runs", count) for count in ("1", "3")] == ["runs 1", "runs 3"]
+
+
 def test_a_forecast_changes_no_accuracy_and_divides_no_column():
     runs = [entry(str(seed), train__seed=seed, fewshot__forecast=seed > 0) for seed in (0, 1)]
 

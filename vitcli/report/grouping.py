@@ -30,7 +30,7 @@ WORDS = {
     "schedule.steps": "{} steps",
     "schedule.epochs": "{} epochs",
     "train.batch_size": "batch {}",
-    "train.runs": "{} runs",
+    "train.runs": "runs {}",
     "fewshot.classifier": "{}",
     "fewshot.l2": "l2 {}",
     "fewshot.balance": "balance {}",
