@@ -110,7 +110,8 @@ def test_the_workflow_tests_all_pythons_the_lowest_versions_the_newest_timm_and_
 
 
 def test_every_environment_variable_that_is_read_is_documented():
-    documented = set(re.findall(r"`([A-Z][A-Z_]+)`", (REPOSITORY / "docs/reference/environment.md").read_text()))
+    page = (REPOSITORY / "docs/reference/environment.md").read_text()
+    documented = set(re.findall(r"`([A-Z][A-Z_]+)`", page))
     sources = [path.read_text() for path in Path(vitcli.__file__).parent.rglob("*.py")]
     read = {name for source in sources for names in READ.findall(source) for name in names if name}
 
