@@ -8,7 +8,6 @@ drawn by the demo, too: of sixty that it was not trained on, the two that are th
 
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,28 +15,21 @@ from pathlib import Path
 
 from PIL import Image, ImageChops
 
+from docs.make_examples import draw, vit
 from tests.browser import Browser
-from vitcli.data import demo
 
 PICTURE = Path(__file__).resolve().parent / "figures/why.png"
 RUN = "runs/demo"
 WIDTH, MARGIN = 1000, 16  # pixels
 
 
-def vit(folder: Path, *words: object) -> str:
-    """Run a command in a folder, so that no path of this machine is on the page."""
-    command = [sys.executable, "-m", "vitcli", *map(str, words)]
-    return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
 def draw_images(folder: Path) -> list[Path]:
     """Write images of the demo's test split into a folder; a name says what is drawn."""
     paths = []
     for row in range(60):
-        pixels_HWC, label = demo.draw("demo", "test", row)
-        name = demo.SETS["demo"].class_names[label].replace(" ", "-")
+        image, name, _ = draw("test", row)
         paths.append(Path(f"{name}-{row}.png"))
-        Image.fromarray(pixels_HWC).save(folder / paths[-1])
+        image.save(folder / paths[-1])
     return paths
 
 

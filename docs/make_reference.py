@@ -10,13 +10,17 @@ NOTE = "<!-- written by docs/make_reference.py: change the help or the schema, n
 
 def pages() -> dict[str, str]:
     """Return the pages by file name."""
+    options = "Every command with its examples and options, as `vit COMMAND --help` prints them."
+    keys = "Every key of a recipe with its default and what it does."
+    results = "What the keys of a result hold, and the names of the others."
+    codes = "What the exit code of a command says, the same for every command."
     set_keys = "`--set SECTION.KEY=VALUE` sets any of them; `vit recipes show NAME` says where each is from."
     fractions = "A fraction is between 0 and 1."
     return {
-        "commands.md": f"# Commands\n\n{skill.commands(level=2)}",
-        "recipe-keys.md": f"# Keys of a recipe\n\n{set_keys}\n\n{skill.recipe_keys()}",
-        "json-keys.md": f"# Keys of `--json`\n\n{fractions}\n\n{skill.json_keys(level=2)}",
-        "exit-codes.md": f"# Exit codes\n\n{skill.exit_codes()}",
+        "commands.md": f"# Commands\n\n{options}\n\n{skill.commands(level=2)}",
+        "recipe-keys.md": f"# Keys of a recipe\n\n{keys} {set_keys}\n\n{skill.recipe_keys()}",
+        "json-keys.md": f"# Keys of `--json`\n\n{results} {fractions}\n\n{skill.json_keys(level=2)}",
+        "exit-codes.md": f"# Exit codes\n\n{codes}\n\n{skill.exit_codes()}",
     }
 
 

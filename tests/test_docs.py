@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 import pytest
 import typer
 
+from docs import make_examples, make_site
 from tests import docs_folder
 from tests.browser import Browser
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, run
 from tests.test_examples import serving
 from tests.test_project import HOME, LINK
 from vitcli.cli import app
@@ -26,6 +27,8 @@ from vitcli.errors import VitError
 PAGES = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/**/*.md"))]
 LINKED = [*PAGES, REPOSITORY / "CONTRIBUTING.md", *sorted(REPOSITORY.glob("*/README.md"))]
 SOURCE = f"{HOME}/blob/main/"
+SITE = tomllib.loads((REPOSITORY / "zensical.toml").read_text())["project"]
+LIVE = f"{SITE['site_url']}live/"
 WIDEST_TABLE = 160
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 OPERATORS = {">", ">>", "<", "|", "||", "&&", ";", "2>", "&"}
@@ -219,18 +222,101 @@ def test_a_page_of_the_site_fits_a_phone_has_a_search_and_asks_no_other_host(sit
     assert f"{address}/search.json" in asked
 
 
+def in_navigation(entry: object = SITE["nav"], title: str = "") -> list[tuple[str, str]]:
+    """Return each page with its title, in order."""
+    match entry:
+        case str():
+            return [(title, entry)]
+        case dict():
+            return [pair for name, below in entry.items() for pair in in_navigation(below, name)]
+        case _:
+            return [pair for below in entry for pair in in_navigation(below)]
+
+
 def test_every_page_is_in_the_navigation_of_the_site():
     """No page is found by searching alone, and none in the navigation is missing."""
-    config = tomllib.loads((REPOSITORY / "zensical.toml").read_text())["project"]
-
-    def paths(entry: object) -> list[str]:
-        match entry:
-            case str():
-                return [entry]
-            case dict():
-                return [path for value in entry.values() for path in paths(value)]
-            case _:
-                return [path for value in entry for path in paths(value)]
-
     pages = [str(page.relative_to(REPOSITORY / "docs")) for page in REPOSITORY.glob("docs/**/*.md")]
-    assert sorted(paths(config["nav"])) == sorted(pages)
+
+    assert sorted(path for _, path in in_navigation()) == sorted(pages)
+
+
+def test_llms_txt_has_every_page_of_the_navigation_with_its_first_sentence(tmp_path):
+    make_site.add_texts(tmp_path)
+
+    title, _, summary, _, *lines = (tmp_path / "llms.txt").read_text().splitlines()
+    assert (title, summary[:2]) == ("# vit", "> ")
+    listed = [
+        re.fullmatch(r"- \[(.+?)\]\((.+?)\): (.+[.])", line) for line in lines if line[:1] not in ("", "#")
+    ]
+    assert [(name, url) for name, url, _ in (line.groups() for line in listed)] == [
+        ("Skill file", f"{SITE['site_url']}skill.md"),
+        *((name, SITE["site_url"] + path) for name, path in in_navigation()),
+    ]
+
+
+@pytest.mark.parametrize("page", sorted(REPOSITORY.glob("docs/**/*.md")), ids=named)
+def test_a_page_begins_with_the_sentence_that_llms_txt_has_of_it(page):
+    text = re.sub(r"<!--.*?-->", "", without_code(page.read_text())).strip()
+    heading, _, rest = text.partition("\n\n")
+    rest = " ".join(re.sub(r"\]\([^)]*\)|\[", "", re.sub(r"\s\(\[[^)]*\)\)", "", rest)).split())
+
+    sentence = make_site.first_sentence(page.read_text())
+
+    assert heading.startswith("# ") and sentence.endswith(".") and len(sentence) > 30
+    assert rest.startswith(sentence) and (rest + " A")[len(sentence) + 1] in 'ABCDEFGHIJKLMNOPQRSTUVWXYZ`"|-#'
+
+
+def test_llms_txt_takes_the_first_sentence_of_a_page():
+    page = "<!-- a note -->\n\n# A title. With two\n\n```\nvit x. Y\n\nz\n```\n\n"
+    page += "See [this\nword](x.md) ([why](y.md)), 0.5 %. More."
+
+    assert make_site.first_sentence(page) == "See this word, 0.5 %."
+
+
+def test_the_site_has_what_vit_skill_prints(tmp_path):
+    make_site.add_texts(tmp_path)
+
+    assert (tmp_path / "skill.md").read_text() == run("skill").out
+
+
+def test_a_link_to_a_file_of_the_site_becomes_relative_and_other_links_stay(tmp_path):
+    home = SITE["site_url"]
+    (tmp_path / "reference/commands").mkdir(parents=True)
+    page = tmp_path / "reference/commands/index.html"
+    others = f'<link href="{home}reference/commands/"><a href="https://a.org/b.html"> {home}live/why.html'
+    page.write_text(f'{others}<a href="{home}live/why.html"><a href="{home}llms.txt">')
+
+    make_site.link_within(tmp_path)
+
+    assert page.read_text() == f'{others}<a href="../../live/why.html"><a href="../../llms.txt">'
+
+
+def test_every_live_example_that_a_page_links_to_is_made():
+    links = [link for page in LINKED for pair in LINK.findall(page.read_text()) for link in pair]
+    pages = {link.removeprefix(LIVE) for link in links if link.startswith(LIVE)}
+
+    assert pages == {*make_examples.linked()}
+    written = {
+        word for words in make_examples.command_lines() for word in words if word.endswith((".html", ".csv"))
+    }
+    assert pages == {name.replace(".csv", ".html") for name in written} | {"inspection.html"}
+
+
+@pytest.mark.slow
+def test_live_examples_open_fit_a_phone_and_ask_for_nothing(tmp_path):
+    """Made by the tool itself: it finds exactly the wrong labels that were put in."""
+    make_examples.main(tmp_path / "live")
+
+    wrong = len(range(0, 600, make_examples.EVERY))
+    assert f"{wrong} of 600 labels suspicious" in (tmp_path / "live/suspects.html").read_text()
+    with serving(tmp_path) as address, Browser(tmp_path / "profile") as browser:
+        for name in make_examples.linked():
+            for width in (1280, 390):
+                browser.open(f"{address}/live/{name}", width=width)
+                assert browser.value("document.documentElement.scrollWidth <= window.innerWidth"), name
+                assert browser.value("document.querySelector('h1').textContent.length") > 5
+                assert [url for url in browser.requests() if not url.startswith("data:")] == [
+                    f"{address}/live/{name}"
+                ]
+                relative = "[...document.links].filter(link => !link.hash).map(link => link.href)"
+                assert browser.value(relative) == []
