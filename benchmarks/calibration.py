@@ -52,7 +52,8 @@ from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.evaluation.calibration.stored import Calibration
 from vitcli.evaluation.predictions import reliability
 from vitcli.training.methods.calibrate import of_folds, of_network, of_probe
-from vitcli.training.methods.out_of_fold import OutOfFold, Outputs, left_out_of
+from vitcli.training.methods.out_of_fold import OutOfFold, left_out_of
+from vitcli.training.methods.outputs import Outputs
 from vitcli.training.methods.probe_head import closed_form_head
 
 OF_LABEL = ("--set", "data.label_column=label")
@@ -224,7 +225,8 @@ def of_kind(
         ]
         about = {"num_classes": num_classes, "loss": "softmax", "groups_N": groups_N}
         head = closed_form_head(torch.from_numpy(features_ND), labels_N, **about)
-        return of_probe(*parts, loss="softmax", balance="none"), (head.weight_KD, head.bias_K)
+        found = of_probe(*parts, num_classes=num_classes, loss="softmax", balance="none")
+        return found, (head.weight_KD, head.bias_K)
     fold_N = folds_of(labels_N, np.arange(len(labels_N)) if groups_N is None else groups_N)
     if kind == "trained":
         is_dev_N = fold_N == 0

@@ -5,14 +5,33 @@ OF_PARTS = {
     # Images of a group are left out together.
     ("vitcli/training/methods/initial_head.py", "tests/training/methods/test_groups_left_out.py"): {
         "a probe head knows no groups": (
-            "fitted(rows.features_ND, rows.labels_N, rows.groups_N)",
-            "fitted(rows.features_ND, rows.labels_N, None)",
+            "fitted(torch.from_numpy(rows.features_ND), rows.labels_N, rows.groups_N)",
+            "fitted(torch.from_numpy(rows.features_ND), rows.labels_N, None)",
         ),
     },
     ("vitcli/training/methods/calibrate.py", "tests/training/methods/test_groups_left_out.py"): {
         "prediction sets know no groups": (
-            "groups_N = None if train.groups_N is None else np.append(train.groups_N, choice.groups_N)",
-            "groups_N = None",
+            "features_ND, labels_N, groups_N = rows.features_ND, rows.labels_N, rows.groups_N",
+            "features_ND, labels_N, groups_N = rows.features_ND, rows.labels_N, None",
+        ),
+    },
+    ("vitcli/training/methods/outputs.py", "tests/training/methods/test_outputs.py"): {
+        "rows of a second split come from the first": (
+            "else other.place_of(row - count)",
+            "else self.place_of(row - count)",
+        ),
+    },
+    ("vitcli/training/methods/wise_ft.py", "tests/training/methods/test_outputs.py"): {
+        "outputs of another candidate are kept": (
+            "evaluation.keep(job.splits.choice, outputs[delivery.alpha])",
+            "evaluation.keep(job.splits.choice, outputs[0.5])",
+        ),
+        "a probe is calibrated by another pass": ("elif self.frozen:", "elif False:"),
+    },
+    ("vitcli/training/methods/refit.py", "tests/training/methods/test_outputs.py"): {
+        "all layers that a head reads are the features": (
+            "        if num_layers:\n            columns",
+            "        if False:\n            columns",
         ),
     },
     (

@@ -188,8 +188,8 @@ OF_RESULTS = {
         "dropout in an evaluation": ("    model.eval()\n", "    pass\n"),
         "training goes on in evaluation mode": ("        model.train(was_training)", "        pass"),
         "undecodable images are right": (
-            "rows_N = np.flatnonzero(seen_N.numpy())",
-            "rows_N = np.arange(len(seen_N))",
+            "rows_N = seen_N.nonzero()[:, 0]\n    counted",
+            "rows_N = torch.arange(len(seen_N))\n    counted",
         ),
         "undecodable images are right in a run": (
             'columns["ranks"][seen_N], columns["losses"][seen_N]',

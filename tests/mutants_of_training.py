@@ -81,7 +81,6 @@ OF_TRAINING = {
             "tuned[name] + fitted[name].to(tuned[name].device)",
             "fitted[name].to(tuned[name].device)",
         ),
-        "each pass takes the time of the steps": ("int(PART_OF_RUN * plan.images_seen)", "plan.images_seen"),
         "labels are checked by the features that know them": (
             "facts_of(self.before or None, after)",
             "facts_of(after.facts, after)",
@@ -90,6 +89,9 @@ OF_TRAINING = {
             "state.deliver(state.weights)",
             "state.model.load_state_dict(state.weights)",
         ),
+    },
+    ("vitcli/training/methods/outputs.py", "tests/training/methods/test_refit.py"): {
+        "each pass takes the time of the steps": ("int(PART_OF_RUN * plan.images_seen)", "plan.images_seen"),
     },
     ("vitcli/training/methods/refit.py", "tests/training/methods/test_layered_refit.py"): {
         "familiar images are trained on at the higher rate": ("FAMILIAR = 0.6", "FAMILIAR = 0.7"),
@@ -241,10 +243,10 @@ OF_TRAINING = {
         ),
     },
     (
-        "vitcli/training/methods/calibrate.py",
+        "vitcli/training/methods/outputs.py",
         "tests/training/methods/test_groups_left_out.py::test_the_groups_of_the_data_reach_the_head_and_its_calibration",
     ): {
-        "images without labels calibrate": ("    kept_N &= rows.labels_N >= 0\n", ""),
+        "images without labels calibrate": ("        kept_N &= rows.labels_N >= 0\n", ""),
     },
     (
         "vitcli/training/methods/imbalance.py",
@@ -419,7 +421,7 @@ OF_TRAINING = {
         ),
     },
     (
-        "vitcli/training/methods/calibrate.py",
+        "vitcli/training/methods/outputs.py",
         "tests/training/methods/test_calibrate.py::test_rows_whose_outputs_overflow_are_left_out_with_their_labels_and_groups",
     ): {
         "overflown outputs are calibrated by": (

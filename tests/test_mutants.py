@@ -82,7 +82,8 @@ def test_a_deliberate_break_turns_a_test_red(copy, run_tests, mutant):
     file = copy / mutant.file
     text = file.read_text()
     broken = text.replace(mutant.before, mutant.after)
-    compile(broken, mutant.file, "exec")
+    if file.suffix == ".py":
+        compile(broken, mutant.file, "exec")
     file.write_text(broken)
     try:
         code, output = run_tests(mutant.tests.split(), timeout=600)

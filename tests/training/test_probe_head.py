@@ -28,6 +28,7 @@ from vitcli.output.text import brief_delivery, delivery_text
 from vitcli.training import splits
 from vitcli.training.methods import initial_head, probe_head
 from vitcli.training.methods.initial_head import copy_of, start_weights
+from vitcli.training.methods.outputs import Outputs
 from vitcli.training.methods.probe_head import calibration, closed_form_head
 from vitcli.training.methods.wise_ft import choose, interpolate
 from vitcli.training.splits import hold_out
@@ -135,7 +136,7 @@ def test_the_logits_of_a_network_are_those_of_the_layer_on_its_features(classifi
         )
         start = start_weights(model)
         start.tensors = copy_of(model)
-        start.set_heads(model, layer, whole)
+        start.set_heads(model, layer, whole, Metrics(1.0, 1.0, 0.0, 1))
 
         torch.testing.assert_close(model(images_BCHW), features_BD @ layer.weight_KD.T + layer.bias_K)
     assert start.head_names == ("head.weight", "head.bias")
@@ -231,7 +232,7 @@ def test_a_run_says_what_it_delivers_and_its_first_loss_is_that_of_the_probe(unb
     newest = unbroken / "checkpoints/step_0000008"
 
     facts, record = summary["probe_head"], json.loads((newest / "state.json").read_text())["probe_head"]
-    assert facts == {name: value for name, value in record.items() if name != "digest"}
+    assert facts == {name: value for name, value in record.items() if name not in ("digest", "score")}
     assert (facts["num_examples"], summary["num_choice_examples"], summary["num_train_examples"]) == (
         22,
         2,
@@ -356,10 +357,9 @@ def clusters(rng: np.random.Generator, *, distance: float) -> tuple[np.ndarray, 
 def test_labels_to_check_are_those_that_were_changed_and_none_where_features_know_too_little(distance):
     features_ND, labels_N = clusters(np.random.default_rng(0), distance=distance)
     labels_N[[7, 20]] = (labels_N[[7, 20]] + 1) % 3
-    rows = initial_head.LabelledFeatures(
-        torch.from_numpy(features_ND).float(), labels_N, None, lambda row: f"{row}.png"
-    )
-    head = closed_form_head(rows.features_ND, labels_N, None, num_classes=3, loss="softmax")
+    features_ND = features_ND.astype(np.float32)
+    rows = Outputs(features_ND, features_ND[:, :0], labels_N, None, lambda row: f"{row}.png")
+    head = closed_form_head(torch.from_numpy(features_ND), labels_N, None, num_classes=3, loss="softmax")
 
     found = initial_head.labels_to_check(head, rows, split_of_three_classes())
 

@@ -285,11 +285,11 @@ def a_second_a_step(monkeypatch):
 def test_the_forecast_counts_the_networks_that_a_probe_head_chooses_from(
     photos, tmp_path, monkeypatch, a_second_a_step
 ):
-    """An image takes half a second: ten and all others at the end, and six to choose by, five times."""
+    """An image takes half a second: ten and 18 others at the end, and six to choose by, four times."""
     evaluation = "vitcli.training.validation.PeriodicEvaluation."
     monkeypatch.setattr(f"{evaluation}seconds_per_image", lambda self: 0.5)
     moments = ((PeriodicEvaluation, "score_choice", 6), (PeriodicEvaluation, "predict", 10))
-    for kind, name, count in (*moments, (CalibratedWeights, "results", 24)):
+    for kind, name, count in (*moments, (CalibratedWeights, "results", 18)):
         method = getattr(kind, name)
 
         def timed(self, *about, method=method, count=count):
@@ -303,15 +303,15 @@ def test_the_forecast_counts_the_networks_that_a_probe_head_chooses_from(
 
     assert outcome.code == 0, outcome.err
     assert outcome.json["num_choice_examples"] == 6 and 59 <= a_second_a_step.now <= 61
-    assert outcome.json["steps"] == 60 - 20 - 12
+    assert outcome.json["steps"] == 60 - 5 - 12 - 9
 
 
 @pytest.mark.parametrize(
     ("eval_split", "calibrated_by", "expected"),
     [
-        ("test", "eval", 7 + 60 + 7),  # scored, then the training images and these again to calibrate by
-        ("fold 2 of 3", "eval", 7 + 60 + 7),
-        ("fold 2 of 3", "choice", 7 + 60 + 30 + 7),  # and the fold for the network of all
+        ("test", "eval", 7 + 60),  # scored, which calibrates too, and the training images
+        ("fold 2 of 3", "eval", 7 + 60),
+        ("fold 2 of 3", "choice", 7 + 60 + 30),
         ("dev_fraction of fold 2 of 3", "choice", 7 + 60 + 30),
         ("3 folds", "eval", 60),  # the models of the folds have scored all of them
     ],
@@ -322,7 +322,7 @@ def test_the_forecast_counts_the_images_that_calibrate(eval_split, calibrated_by
     folds = FoldName.of(eval_split)
     job = SimpleNamespace(
         recipe=recipe, splits=RunSplits(**parts, calibration=parts[calibrated_by]),
-        methods=(CalibratedWeights(recipe),),
+        methods=(CalibratedWeights(recipe),), plan=SimpleNamespace(images_seen=0),
         is_of_all_folds=folds is not None and folds.fold is None,
         is_of_one_fold=folds is not None and folds.fold is not None and not folds.is_choice,
     )  # fmt: skip
@@ -417,8 +417,8 @@ def test_a_run_that_is_stopped_and_killed_ends_on_time_with_its_rate_at_its_end(
     [
         ("zero", 0, 100, 100),
         ("zero", 3, 20, 100 + 20),  # by patience the images to choose by, and once more at the end
-        ("probe", 0, 100, 100 + 5 * 20),  # each network on the way from the probe head
-        ("probe", 3, 20, 100 + 6 * 20),
+        ("probe", 0, 100, 100 + 4 * 20),  # each network on the way from the probe head
+        ("probe", 3, 20, 100 + 5 * 20),
     ],
 )
 def test_a_run_scores_what_it_reports_on_and_what_it_chooses_by(head, patience, num_periodic, num_final):

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -182,12 +181,24 @@ def predict_split(
     network = mirrored(model, mean, project) if mean else None
     logits = outputs_of(model, batches, preprocessing, settings.device, settings.precision, network=network)
     columns, seen_N, skipped = by_row(logits, columns_of, split, settings)
-    rows_N = np.flatnonzero(seen_N.numpy())
-    counted = {name: values_N.numpy()[rows_N] for name, values_N in columns.items()}
+    rows_N = seen_N.nonzero()[:, 0]
+    counted = {name: values_N[rows_N] for name, values_N in columns.items()}
     if split.is_multilabel:
-        counted["labels"] = split.read_labels()[rows_N]
+        counted["labels"] = torch.from_numpy(split.read_labels()[rows_N.numpy()])
+    return _predictions(counted, rows_N), skipped
+
+
+def predictions_of_rows(rows: "RowOutputs") -> Predictions:
+    """Return the predictions that `predict_split` gives of images with one label, from their outputs."""
+    has_scores = rows.logits_NK.numel() <= MOST_SCORES
+    columns = prediction_columns(rows.logits_NK, rows.labels_N, has_scores=has_scores)
+    return _predictions(columns | {"labels": rows.labels_N}, rows.rows_N)
+
+
+def _predictions(columns: dict[str, Tensor], rows_N: Tensor) -> Predictions:
+    counted = {name: values_N.numpy() for name, values_N in columns.items()}
     example_scores = {name: counted.pop(name) for name in metrics.EXAMPLE_SCORES}
-    return Predictions(rows_N=rows_N, example_scores=example_scores, **counted), skipped
+    return Predictions(rows_N=rows_N.numpy(), example_scores=example_scores, **counted)
 
 
 def keeps_all_logits(split: Split, num_classes: int) -> bool:

@@ -130,6 +130,12 @@ def scores_of(metrics: Any) -> dict[str, Any]:
 EXAMPLE_SCORES = {"brier": brier_scores}
 
 
+def metrics_of_logits(logits_NK: Tensor, labels: Tensor) -> Metrics:
+    """Return the metrics of a split from its logits, in row order."""
+    losses_N = example_losses(logits_NK.double().log_softmax(dim=1), labels)
+    return metrics_of(label_ranks(logits_NK, labels), losses_N)
+
+
 def metrics_of(ranks: Tensor | np.ndarray, losses: Tensor | np.ndarray) -> Metrics:
     """Return the metrics of a split from its `label_ranks` and `example_losses`, (N,) in row order."""
     ranks_N, losses_N, count = torch.as_tensor(ranks), torch.as_tensor(losses), len(ranks)

@@ -19,7 +19,7 @@ from vitcli.distributed import fsdp
 from vitcli.errors import NotFiniteError
 from vitcli.evaluation import inference, masked_patch, multilabel, regression
 from vitcli.evaluation.inference import EvalSettings
-from vitcli.evaluation.metrics import Metrics, PatchMetrics, metrics_of
+from vitcli.evaluation.metrics import Metrics, PatchMetrics, metrics_of, metrics_of_logits
 from vitcli.evaluation.multilabel import MultilabelMetrics
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.regression import NumberPredictions, RegressionMetrics
@@ -30,6 +30,7 @@ from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.output.summaries import Probe
 from vitcli.output.text import compute_text
 from vitcli.training.methods.method import periodic_split
+from vitcli.training.methods.outputs import MOST_KEPT, Outputs, of_rows, outputs_of, sample
 from vitcli.training.methods.partial import adapters_merged
 from vitcli.training.objective import TrainingTask, gives_several_labels
 from vitcli.training.setup import TrainingJob
@@ -61,6 +62,7 @@ class PeriodicEvaluation:
         self.job, self.state, self.task, self.run_dir = job, state, task, run_dir
         self.preprocessing = preprocessing_of(job.recipe.data)
         self.settings = settings_of_run(job.recipe, job.runtime, job.progress, workers=num_threads)
+        self._kept: dict[int, Outputs] = {}  # of the network to deliver, by the split
 
     def seconds_per_image(self) -> float:
         """Measure the time to score a few images of the held-out split, after a first batch.
@@ -129,13 +131,49 @@ class PeriodicEvaluation:
             )
         return metrics, skipped
 
-    def score_choice(self) -> Metrics | None:
-        """Score the dev split within the run; None if an output is not finite."""
+    def score_choice(self) -> tuple[Metrics | None, Outputs]:
+        """Score the dev split within the run; None as metrics if an output is not finite."""
+        choice, about = self.job.splits.choice, {"layer": "one_layer", "num_logits": self._num_classes}
         with self.evaluated_model() as model:
-            metrics, _ = inference.evaluate(
-                model, self.job.splits.choice, self.preprocessing, self.as_in_training, may_overflow=True
+            rows = inference.features_and_logits(
+                model, choice, self.preprocessing, self.as_in_training, may_overflow=True, **about
             )
-        return metrics
+        is_finite = bool(rows.logits_NK.isfinite().all())
+        metrics = metrics_of_logits(rows.logits_NK, rows.labels_N) if is_finite else None
+        return metrics, of_rows(rows, choice, only_finite=True)
+
+    def keep(self, split: Split, outputs: Outputs) -> None:
+        """Keep what the network to deliver says of a split, for `outputs_for`, unless that is much."""
+        if len(outputs.labels_N) <= MOST_KEPT:
+            self._kept[id(split)] = outputs
+
+    def outputs_for(self, split: Split, most_rows: int = MOST_KEPT, *, with_logits: bool = False) -> Outputs:
+        """Return what the network to deliver says of a split, or of a sample of it: kept, or of one pass now.
+
+        Rows with an output that is not finite, or without a label, are left out.
+        """
+        if id(split) not in self._kept:
+            settings = replace(
+                self.as_in_training, on_bad_image="skip"
+            )  # the run has refused its own, or counted
+            images = sample(split, min(most_rows, MOST_KEPT))
+            num_logits = self._num_classes if with_logits else 0
+            with self.evaluated_model() as model:
+                self._kept[id(split)], skipped = outputs_of(
+                    model,
+                    images,
+                    self.preprocessing,
+                    settings,
+                    layer="one_layer",
+                    num_logits=num_logits,
+                    may_overflow=True,
+                )
+            self.state.skipped |= set(skipped)
+        return self._kept[id(split)]
+
+    @property
+    def _num_classes(self) -> int:
+        return self.job.start.arch.num_classes
 
     @property
     def as_in_training(self) -> EvalSettings:
@@ -164,11 +202,16 @@ class PeriodicEvaluation:
 
     def predictions_of(self, split: Split) -> tuple[Predictions, list[str]]:
         """Return the predictions of a split, and the names of the undecodable images."""
-        num_classes = self.job.start.arch.num_classes
+        num_classes, splits = self._num_classes, self.job.splits
+        calibrates = splits.calibration is split or (splits.calibration and self.job.is_of_one_fold)
         with self.evaluated_model() as model:
-            return inference.predict_split(
-                model, split, self.preprocessing, self.settings, num_classes=num_classes, project=None
-            )
+            about = model, split, self.preprocessing, self.settings
+            if not calibrates or split is not splits.eval or len(split) > MOST_KEPT:
+                return inference.predict_split(*about, num_classes=num_classes, project=None)
+            # Features, too, for the calibration.
+            rows = inference.features_and_logits(*about, layer="one_layer", num_logits=num_classes)
+        self.keep(split, of_rows(rows, split, only_finite=True))
+        return inference.predictions_of_rows(rows), rows.skipped
 
     def few_shot_probe(self, step: int) -> dict[str, Any]:
         """Return the closed-form few-shot accuracy on the recipe's probe data set, and the compute so far."""

@@ -24,7 +24,8 @@ from vitcli.evaluation.calibration import selective
 from vitcli.evaluation.calibration.out_of_distribution import SHRINKAGES, statistics_of
 from vitcli.evaluation.calibration.stored import calibration_of
 from vitcli.models.build import architecture, build
-from vitcli.training.methods.calibrate import Outputs, _outputs_of, of_network, of_probe
+from vitcli.training.methods.calibrate import of_network, of_probe
+from vitcli.training.methods.outputs import Outputs, outputs_of
 from vitcli.training.methods.probe_head import closed_form_head
 from vitcli.weights.io import read_weights
 
@@ -371,7 +372,7 @@ def test_the_score_of_a_probe_is_chosen_by_the_closed_form_without_each_class():
         known = ~unknown & ~fitted
         folds.append((fitted, known, unknown, logits[known], temperature * inputs[unknown] @ weights))
 
-    found = of_probe(train, choice, loss="softmax", balance="none").unlike
+    found = of_probe(train, choice, num_classes=4, loss="softmax", balance="none").unlike
 
     shrinkage, has_doubt, auroc, of_doubt = chosen_by_hand(features, labels, folds)
     assert temperature > 1.5  # so that it shows
@@ -385,14 +386,15 @@ def test_rows_whose_outputs_overflow_are_left_out_with_their_labels_and_groups()
     model = build(architecture("ViT-demo/8", image_size=(32, 48), num_classes=3), dropout=0.0)
     split, how = noise(count=12, bad=(5,)), (PREPROCESSING, settings())
     torch.nn.init.normal_(model.head.weight)
-    whole, _ = _outputs_of(model, split, *how, num_classes=3)
+    about = {"num_logits": 3, "may_overflow": True}
+    whole, _ = outputs_of(model, split, *how, **about)
     sorted_ND, most = np.sort(abs(whole.features_ND), axis=0), float(np.finfo(np.float32).max)
     column = int(sorted_ND[4].argmax())
     scale = most / float(sorted_ND[4:6, column].mean())  # between the fifth row and the sixth
     with torch.no_grad():
         model.head.weight[0].zero_()[column] = scale
 
-    some, skipped = _outputs_of(model, split, *how, num_classes=3)
+    some, skipped = outputs_of(model, split, *how, **about)
 
     kept = abs(whole.features_ND[:, column]).astype(np.float64) * scale <= most
     assert len(skipped) == 1 and len(kept) == 11 and kept.sum() == 5

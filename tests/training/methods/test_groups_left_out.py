@@ -18,8 +18,9 @@ from vitcli.evaluation.calibration.prediction_sets import LEVELS, sets_at
 from vitcli.features.least_squares import BIAS
 from vitcli.output.text import probe_head_text
 from vitcli.training.methods import probe_head
-from vitcli.training.methods.calibrate import OutputPasses, Outputs, of_probe
+from vitcli.training.methods.calibrate import of_probe
 from vitcli.training.methods.initial_head import fit_heads
+from vitcli.training.methods.outputs import Outputs, outputs_of
 from vitcli.training.methods.probe_head import closed_form_head
 from vitcli.training.splits import hold_out
 
@@ -98,7 +99,7 @@ def test_the_sets_of_a_probe_hold_the_label_as_often_as_promised_for_images_of_o
             )
             for rows in (slice(0, 200), slice(200, None))
         ]
-        calibration = of_probe(*parts, loss="softmax", balance="none")
+        calibration = of_probe(*parts, num_classes=NUM_CLASSES, loss="softmax", balance="none")
         new_NK = new_ND @ head.weight_KD.numpy().T + head.bias_K.numpy()
         p_NK = calibration.scaling.probabilities(new_NK)
         for level in LEVELS:
@@ -136,14 +137,15 @@ def test_the_groups_of_the_data_reach_the_head_and_its_calibration(photos, rule)
     split = DataSet(str(photos), Choices(group_column=rule)).open("train")
     train, choice = hold_out(split, recipes.load("finetune/default", overrides, given))
     model, preprocessing = tiny()[0].eval(), Preprocessing(**PREPROCESSING)
-    parts = model, train, choice, preprocessing, settings()
-
-    layer, whole, _ = fit_heads(*parts, loss="softmax", balance="none")
-    passes = OutputPasses(model, preprocessing, settings(), num_classes=train.num_classes)
-    calibration = of_probe(passes.of(train), passes.of(choice), loss="softmax", balance="none")
-    of_all = passes.of(train)
     unlabelled = replace(train, read_row=lambda row: (train.read_row(row)[0], row % 3 - 1))
-    of_labelled = passes.of(unlabelled)  # an image without a label shows nothing
+    how = {"num_logits": train.num_classes, "may_overflow": True}
+    of_all, of_choice, of_labelled = (
+        outputs_of(model, split, preprocessing, settings(), **how)[0] for split in (train, choice, unlabelled)
+    )  # an image without a label shows nothing
+
+    layer, whole, _ = fit_heads(of_all, of_choice, train, loss="softmax", balance="none")
+    about = {"num_classes": train.num_classes, "loss": "softmax", "balance": "none"}
+    calibration = of_probe(of_all, of_choice, **about)
 
     assert of_labelled.labels_N.tolist() == [row % 3 - 1 for row in range(len(train)) if row % 3]
     is_labelled_N = np.arange(len(train)) % 3 > 0
@@ -172,4 +174,7 @@ def test_groups_that_hold_all_images_of_their_classes_leave_nothing_to_choose_by
     assert "no class has two groups" in probe_head_text(facts)
     outputs = Outputs(features_ND.numpy(), np.zeros((40, NUM_CLASSES)), labels_N, labels_N // 2)
     nothing = Outputs(*(part[:0] for part in (outputs.features_ND, outputs.logits_NK, labels_N, labels_N)))
-    assert of_probe(outputs, nothing, loss="softmax", balance="none") == "no class has two groups"
+    assert (
+        of_probe(outputs, nothing, num_classes=NUM_CLASSES, loss="softmax", balance="none")
+        == "no class has two groups"
+    )

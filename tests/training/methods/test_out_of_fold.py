@@ -18,7 +18,8 @@ from vitcli.evaluation.calibration import out_of_distribution
 from vitcli.evaluation.calibration.prediction_sets import LEVELS
 from vitcli.evaluation.calibration.stored import calibration_of
 from vitcli.training.methods import out_of_fold
-from vitcli.training.methods.out_of_fold import OutOfFold, Outputs
+from vitcli.training.methods.out_of_fold import OutOfFold
+from vitcli.training.methods.outputs import Outputs
 from vitcli.weights.io import read_weights
 
 NAME, NUM_FOLDS, PER_CLASS = "out_of_fold.safetensors", 3, 20
@@ -179,7 +180,7 @@ def outputs(count: int, *, shift: float = 0.0) -> Outputs:
 
 
 def test_of_many_images_each_fold_keeps_as_large_a_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(out_of_fold, "MOST_ROWS", 30)
+    monkeypatch.setattr(out_of_fold, "MOST_KEPT", 30)
     for name, count in (("one", 200), ("other", 100)):
         (tmp_path / name).mkdir()
         out_of_fold.write(tmp_path / name, outputs(40), outputs(count), num_images=300)

@@ -23,9 +23,9 @@ from vitcli.data.dataset import DataSet
 from vitcli.errors import VitError
 from vitcli.features.least_squares import BIAS, STD_ADDED
 from vitcli.models.build import TransformerOptions, architecture, build
-from vitcli.training.methods import refit
+from vitcli.training.methods import outputs, refit
 from vitcli.training.methods.known import methods_of
-from vitcli.training.methods.refit import num_rows
+from vitcli.training.methods.outputs import num_rows
 from vitcli.training.schedule import plan
 from vitcli.training.splits import RunSplits
 
@@ -106,8 +106,8 @@ def test_each_pass_takes_a_tenth_of_the_images_of_the_steps_but_all_of_few(photo
     large = DataSet("demo").open("train")
     large = large.rows(np.arange(len(large)).repeat(-(-50_000 // len(large)))[:50_000])
     assert num_rows(large, planned(1_000)) == 3_200
-    assert num_rows(large, planned(10)) == refit.LEAST_ROWS
-    assert num_rows(large, planned(100_000)) == refit.MOST_ROWS
+    assert num_rows(large, planned(10)) == outputs.LEAST_ROWS
+    assert num_rows(large, planned(100_000)) == outputs.MOST_ROWS
     assert num_rows(DataSet(str(photos)).open("train"), planned(1_000)) == 24
 
 
@@ -120,7 +120,7 @@ def test_images_of_a_single_class_have_no_closed_form(rows, is_fitted):
     split = noise(count=9).rows(np.array(rows))  # row % 3 is the label
     how = {"most_rows": 9, "loss": "softmax", "balance": "none", "head_layers": None}
 
-    head, _ = refit.fit(model, split, PREPROCESSING, settings(), **how)
+    head, _, _ = refit.fit(model, split, PREPROCESSING, settings(), **how)
 
     assert (head is not None) is is_fitted
 

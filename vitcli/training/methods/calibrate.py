@@ -16,13 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import nn
 
-from vitcli.data.parts.splitting import random_subset
 from vitcli.data.split import Split
-from vitcli.data.transforms import Preprocessing
 from vitcli.distributed import launch
-from vitcli.evaluation import inference
 from vitcli.evaluation.calibration import out_of_distribution, selective
 from vitcli.evaluation.calibration.out_of_distribution import (
     WEAK,
@@ -33,22 +29,16 @@ from vitcli.evaluation.calibration.out_of_distribution import (
 from vitcli.evaluation.calibration.prediction_sets import LEAST
 from vitcli.evaluation.calibration.results import fitted
 from vitcli.evaluation.calibration.stored import Calibration
-from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.predictions import Predictions
 from vitcli.features import least_squares
 from vitcli.features.least_squares import has_others
 from vitcli.recipe import Recipe
+from vitcli.recipe.schema import PROBE, REFIT
 from vitcli.training.methods import out_of_fold
 from vitcli.training.methods.imbalance import balance_of
 from vitcli.training.methods.method import Keys, Method, Results
-from vitcli.training.methods.out_of_fold import (
-    MOST_ROWS,
-    OF_FOLDS,
-    FoldModels,
-    Outputs,
-    rounded_down,
-    statistics_of_rows,
-)
+from vitcli.training.methods.out_of_fold import OF_FOLDS, FoldModels, rounded_down, statistics_of_rows
+from vitcli.training.methods.outputs import MOST_KEPT, Outputs, num_rows
 from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
 from vitcli.training.splits import RunSplits, gives_one_class
 
@@ -65,14 +55,17 @@ class CalibratedWeights(Method):
         return command == "finetune" and gives_one_class(recipe, splits.train)
 
     def num_scored(self, job: "TrainingJob") -> int:
-        """Count images of training, those that calibrate, and the fold that calibrates the network of all."""
-        splits = job.splits
-        passed = [splits.train, splits.calibration] if splits.calibration is not None else []
-        if passed and job.is_of_all_folds:  # which the models of the folds have looked at
-            passed = [splits.train]
-        if passed and job.is_of_one_fold and splits.calibration is not splits.eval:
-            passed += [splits.eval]
-        return sum(min(len(split), MOST_ROWS) for split in passed)
+        """Count images of training and those that calibrate, unless another pass over them serves."""
+        splits, head = job.splits, self.recipe.model.head
+        if splits.calibration is None:
+            return 0
+        scored = [] if job.is_of_all_folds or splits.calibration is splits.eval else [splits.calibration]
+        scored = [] if head == PROBE and splits.calibration is splits.choice else scored
+        needs_eval = job.is_of_one_fold or splits.calibration is splits.eval
+        scored += [splits.eval] if needs_eval and len(splits.eval) > MOST_KEPT else []
+        num_train = num_rows(splits.train, job.plan)
+        counts = [*map(len, scored), 0 if head == REFIT and num_train <= MOST_KEPT else num_train]
+        return sum(min(MOST_KEPT, count) for count in counts)
 
     def results(self, run: "TrainingRun", predictions: Predictions | None, summary: Keys) -> Results:
         stored = self._calibrate(run, is_probe=summary.get("delivered_alpha") == 0)
@@ -90,22 +83,22 @@ class CalibratedWeights(Method):
         if splits.calibration is None:
             return None
         launch.enter("the calibration pass")
-        with run.evaluation.evaluated_model() as model:
-            num_classes = job.start.arch.num_classes
-            preprocessing, settings = run.evaluation.preprocessing, run.evaluation.settings
-            passes = OutputPasses(model, preprocessing, settings, num_classes=num_classes)
-            of_train = passes.of(splits.train)
-            if is_probe:
-                loss, balance = self.recipe.objective.loss, balance_of(self.recipe)
-                fit = partial(of_probe, of_train, passes.of(splits.choice), loss=loss, balance=balance)
-            elif job.is_of_all_folds:
-                fit = partial(of_folds, of_train, job.options.folds)
-            else:
-                fit = partial(of_network, of_train, passes.of(splits.calibration), splits.calibration)
-            calibration = run.runtime.on_main(fit)  # computed once, so that all processes have the same bits
-            if job.is_of_one_fold:
-                _keep_out_of_fold(run, passes)
-        run.state.skipped |= passes.skipped
+        outputs_for = run.evaluation.outputs_for
+        # A probe is fitted again, to the rows that it was fitted to.
+        train = outputs_for(splits.train, MOST_KEPT if is_probe else num_rows(splits.train, job.plan))
+        if is_probe:
+            about = {"loss": self.recipe.objective.loss, "balance": balance_of(self.recipe)}
+            choice, num_classes = outputs_for(splits.choice), job.start.arch.num_classes
+            fit = partial(of_probe, train, choice, num_classes=num_classes, **about)
+        elif job.is_of_all_folds:
+            fit = partial(of_folds, train, job.options.folds)
+        else:
+            held_out = outputs_for(splits.calibration, with_logits=True)
+            fit = partial(of_network, train, held_out, splits.calibration)
+        calibration = run.runtime.on_main(fit)  # computed once, so that all processes have the same bits
+        if job.is_of_one_fold:
+            fold, num_images = outputs_for(splits.eval, with_logits=True), sum(map(len, splits.own))
+            run.runtime.on_main(partial(out_of_fold.write, run.path, train, fold, num_images=num_images))
         if isinstance(calibration, str):
             job.progress.detail(f"no prediction sets are stored with the weights: {calibration}")
             return None
@@ -116,57 +109,21 @@ class CalibratedWeights(Method):
         return calibration
 
 
-def _keep_out_of_fold(run: "TrainingRun", passes: "OutputPasses") -> None:
-    """Write what the network says of its fold, to calibrate the one of all folds."""
-    splits = run.job.splits
-    train, fold, num_images = passes.of(splits.train), passes.of(splits.eval), sum(map(len, splits.own))
-    run.job.runtime.on_main(partial(out_of_fold.write, run.path, train, fold, num_images=num_images))
-
-
-class OutputPasses:
-    """The passes of a finished network over samples of splits, each made once.
-
-    Attributes:
-        skipped: this process's undecodable images.
-    """
-
-    def __init__(
-        self, model: nn.Module, preprocessing: Preprocessing, settings: EvalSettings, *, num_classes: int
-    ):
-        # The run has refused or counted those of its own.
-        self._model, self._preprocessing = model, preprocessing
-        self._settings = replace(settings, on_bad_image="skip")
-        self.num_classes = num_classes
-        self.skipped: set[str] = set()
-        self._known: dict[int, tuple[Split, Outputs]] = {}
-
-    def of(self, split: Split) -> Outputs:
-        """Return the outputs for a split, equal on all processes."""
-        if id(split) not in self._known:
-            most_rows = min(MOST_ROWS, inference.MOST_SCORES // self.num_classes)
-            sample = random_subset(split, most_rows, seed=0) if len(split) > most_rows else split
-            outputs, places = _outputs_of(
-                self._model, sample, self._preprocessing, self._settings, num_classes=self.num_classes
-            )
-            self._known[id(split)] = split, outputs
-            self.skipped |= set(places)
-        return self._known[id(split)][1]
-
-
 def of_network(train: Outputs, held_out: Outputs, split: Split) -> Calibration | str:
     """Return what the held-out rows of `split` show of a network that was fitted on others."""
-    unlike, num_classes = None, train.logits_NK.shape[1]
+    unlike, num_classes = None, held_out.logits_NK.shape[1]
     if len(train.labels_N) and len(held_out.labels_N):
         # The network has seen all classes: a left-out one is in no statistics, and its logits are not read.
         is_train_N = np.repeat([True, False], [len(train.labels_N), len(held_out.labels_N)])
         labels_N = np.append(train.labels_N, held_out.labels_N)
         features_ND = np.concatenate([train.features_ND, held_out.features_ND])
-        logits_NK = np.concatenate([train.logits_NK, held_out.logits_NK])
+        logits_NK = np.zeros((len(labels_N), num_classes))
+        logits_NK[~is_train_N] = held_out.logits_NK  # others are not judged
         fold_N = np.full(len(labels_N), -1)
         rows = LeftOutRows(features_ND, labels_N, fold_N, is_train_N, ~is_train_N, logits_NK, logits_NK)
         fold_K = out_of_distribution.folds_of_classes(train.labels_N, num_classes=num_classes)
         score = out_of_distribution.left_out_classes(rows, fold_K)
-        statistics = statistics_of_rows(train)
+        statistics = statistics_of_rows(train, num_classes)
         if statistics is not None:
             distances_M = statistics.distances(held_out.features_ND, shrinkage=score.shrinkage)
             unlike = _Unlike(score, statistics, distances_M, held_out.logits_NK)
@@ -176,18 +133,19 @@ def of_network(train: Outputs, held_out: Outputs, split: Split) -> Calibration |
 def of_folds(train: Outputs, folds: FoldModels) -> Calibration | str:
     """Return what the networks of folds show of one that was fitted, as they were, to all images."""
     pooled, chosen_on = folds.outputs()
-    unlike, distances_M, statistics = None, pooled.distances_M, statistics_of_rows(train)
+    unlike, distances_M = None, pooled.distances_M
+    statistics = statistics_of_rows(train, pooled.logits_MK.shape[1])
     if distances_M is not None and statistics is not None:
         unlike = _Unlike(OF_FOLDS, statistics, distances_M, pooled.logits_MK)
     return _calibration(pooled.logits_MK, pooled.labels_M, unlike, chosen_on, None)
 
 
-def of_probe(train: Outputs, choice: Outputs, *, loss: str, balance: str) -> Calibration | str:
+def of_probe(
+    train: Outputs, choice: Outputs, *, num_classes: int, loss: str, balance: str
+) -> Calibration | str:
     """Return what the rows of both splits show of the closed form on them, each left out with its group."""
-    features_ND = np.concatenate([train.features_ND, choice.features_ND])
-    labels_N = np.append(train.labels_N, choice.labels_N)
-    groups_N = None if train.groups_N is None else np.append(train.groups_N, choice.groups_N)
-    num_classes = train.logits_NK.shape[1]
+    rows = train + choice
+    features_ND, labels_N, groups_N = rows.features_ND, rows.labels_N, rows.groups_N
     head = closed_form_head(
         torch.from_numpy(features_ND),
         labels_N,
@@ -280,21 +238,3 @@ def _calibration(
         return stored
     distance, flagged = -rounded_down(-chosen[0]), chosen[1]
     return replace(stored, distance=distance, flagged=flagged, unlike=score, statistics=unlike.statistics)
-
-
-def _outputs_of(
-    model: nn.Module, split: Split, preprocessing: Preprocessing, settings: EvalSettings, *, num_classes: int
-) -> tuple[Outputs, list[str]]:
-    """Return the outputs of the decodable rows, equal on all processes; also undecodable images of this one.
-
-    Rows with an output that is not finite are left out.
-    """
-    rows = inference.features_and_logits(
-        model, split, preprocessing, settings, layer="one_layer", num_logits=num_classes, may_overflow=True
-    )
-    kept_N = rows.features_ND.isfinite().all(dim=1) & rows.logits_NK.isfinite().all(dim=1)
-    kept_N &= rows.labels_N >= 0
-    of_rows = (rows.features_ND, rows.logits_NK, rows.labels_N, rows.rows_N)
-    features_ND, logits_NK, labels_N, rows_N = (values_N[kept_N].numpy() for values_N in of_rows)
-    groups_N = None if split.groups_N is None else split.groups_N[rows_N]
-    return Outputs(features_ND, logits_NK, labels_N, groups_N), rows.skipped

@@ -7,8 +7,7 @@ the one on these images too, which is delivered in its place.
 N rows, D features, K classes.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,23 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitcli.data.parts.splitting import random_subset
 from vitcli.data.split import Split
-from vitcli.data.transforms import Preprocessing
 from vitcli.distributed import fsdp
 from vitcli.errors import VitError, WeightsError
-from vitcli.evaluation import inference
-from vitcli.evaluation.inference import EvalSettings
-from vitcli.evaluation.mistakes import places_of
+from vitcli.evaluation.metrics import Metrics, metrics_of_logits
 from vitcli.features.feature_store import digest_of
 from vitcli.features.label_errors import LEAST_KNOWN, by_left_out_scores
 from vitcli.features.least_squares import has_others
 from vitcli.models.build import last_layers
+from vitcli.training.methods.outputs import Outputs
 from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
 
 MOST_CLASSES = 2_000  # of which labels are compared: the work grows with their square
 MOST_NAMED = 20  # labels to check, kept with the facts of the head
-MOST_ROWS = 20_000  # images of the feature pass: a closed form on more of them is hardly better
 WHOLE = "whole."  # before the names of tensors of the head on all images
 
 
@@ -45,6 +40,7 @@ class InitialHead:
         head_names: of the tensors of the head, weights and biases in turn.
         digest: of the backbone, before anything was trained.
         facts: of the fitted head, see `ClosedFormHead`; empty before.
+        score: of the network that training starts with, on the dev split; None before.
         whole_head: the tensors of the head that is fitted on the dev split too; empty before.
     """
 
@@ -52,6 +48,7 @@ class InitialHead:
     head_names: tuple[str, ...]
     digest: str
     facts: dict[str, Any] = field(default_factory=dict)
+    score: Metrics | None = None
     whole_head: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -72,7 +69,7 @@ class InitialHead:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint's state.json stores."""
-        return {"digest": self.digest, **self.facts}
+        return {"digest": self.digest, "score": self.score and asdict(self.score), **self.facts}
 
     def restore(self, stored: dict[str, Tensor], state: Any) -> None:
         """Load the heads of a checkpoint.
@@ -81,13 +78,16 @@ class InitialHead:
             WeightsError: no run has written these facts, or the backbone is no longer the one that the run
                 started from.
         """
-        if not (isinstance(state, dict) and isinstance(state.get("digest"), str) and len(state) > 1):
+        score = state.get("score") if isinstance(state, dict) else None
+        is_whole = isinstance(score, dict) and isinstance(state.get("digest"), str) and len(state) > 2
+        if not is_whole or score.keys() != Metrics.__dataclass_fields__.keys():
             raise WeightsError(
                 "the checkpoint is not one of this run: the facts of its head are missing",
                 where="state.json of the checkpoint, probe_head",
                 fix="move it out of checkpoints/, or start again with --overwrite",
             )
-        self.facts = {name: value for name, value in state.items() if name != "digest"}
+        self.facts = {name: value for name, value in state.items() if name not in ("digest", "score")}
+        self.score = Metrics(**score)
         if state.get("digest") != self.digest:
             raise WeightsError(
                 "the weights that this run started from have changed since",
@@ -98,8 +98,11 @@ class InitialHead:
         self.whole_head = fsdp.all_sliced_like(whole, self.head)
         self.tensors |= fsdp.all_sliced_like({name: stored[name] for name in self.head_names}, self.head)
 
-    def set_heads(self, model: nn.Module, layer: ClosedFormHead, whole: ClosedFormHead) -> None:
+    def set_heads(
+        self, model: nn.Module, layer: ClosedFormHead, whole: ClosedFormHead, score: Metrics
+    ) -> None:
         """Make a fitted layer the head of the network and of these weights, and keep that on all images."""
+        self.score = score
         self.whole_head = placed_in_head(whole, self.head)
         self.tensors |= placed_in_head(layer, self.head)
         self.facts = layer.facts | {"num_delivered_examples": whole.facts["num_examples"]}
@@ -150,70 +153,25 @@ def copy_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def fit_heads(
-    model: nn.Module,
-    split: Split,
-    choice_split: Split,
-    preprocessing: Preprocessing,
-    settings: EvalSettings,
-    *,
-    loss: str,
-    balance: str,
-) -> tuple[ClosedFormHead, ClosedFormHead, list[str]]:
-    """Fit a head on the training images as they are evaluated, and one on the dev split too.
+    train: Outputs, choice: Outputs, split: Split, *, loss: str, balance: str
+) -> tuple[ClosedFormHead, ClosedFormHead, Metrics]:
+    """Fit a head on rows of the training images, and one on those of the dev split too.
 
-    Also return this process's undecodable images. At most MOST_ROWS training images are used, a random sample
-    that no seed changes. The first process solves, so that all have the same bits.
+    Also return the metrics of the first on the dev split.
     """
-    sample = random_subset(split, MOST_ROWS, seed=0) if len(split) > MOST_ROWS else split
-    train, skipped = features_of(model, sample, preprocessing, settings)
-    choice, more_skipped = features_of(model, choice_split, preprocessing, settings)
     fitted = partial(closed_form_head, num_classes=split.num_classes, loss=loss, balance=balance)
-
-    def fit() -> tuple[ClosedFormHead, ClosedFormHead]:
-        layer, whole = (
-            fitted(rows.features_ND, rows.labels_N, rows.groups_N) for rows in (train, train + choice)
-        )
-        layer.facts["num_train_examples"] = len(split)
-        layer.facts["labels_to_check"] = labels_to_check(whole, train + choice, split)
-        return replace(layer, left_out=None), replace(whole, left_out=None)  # not to be sent
-
-    return *settings.runtime.on_main(fit), skipped + more_skipped
-
-
-@dataclass(frozen=True, eq=False)
-class LabelledFeatures:
-    """Features (N, D) float32, labels and groups (N,) of decodable rows, and where each comes from."""
-
-    features_ND: Tensor
-    labels_N: np.ndarray
-    groups_N: np.ndarray | None
-    place_of: Callable[[int], str]
-
-    def __add__(self, other: "LabelledFeatures") -> "LabelledFeatures":
-        count = len(self.labels_N)
-        return LabelledFeatures(
-            torch.cat([self.features_ND, other.features_ND]),
-            np.append(self.labels_N, other.labels_N),
-            None if self.groups_N is None else np.append(self.groups_N, other.groups_N),
-            lambda row: self.place_of(row) if row < count else other.place_of(row - count),
-        )
+    layer, whole = (
+        fitted(torch.from_numpy(rows.features_ND), rows.labels_N, rows.groups_N)
+        for rows in (train, train + choice)
+    )
+    layer.facts["num_train_examples"] = len(split)
+    layer.facts["labels_to_check"] = labels_to_check(whole, train + choice, split)
+    logits_MK = torch.from_numpy(choice.features_ND) @ layer.weight_KD.T + layer.bias_K
+    score = metrics_of_logits(logits_MK, torch.from_numpy(choice.labels_N))
+    return replace(layer, left_out=None), replace(whole, left_out=None), score  # the rest is not to be sent
 
 
-def features_of(
-    model: nn.Module, split: Split, preprocessing: Preprocessing, settings: EvalSettings
-) -> tuple[LabelledFeatures, list[str]]:
-    """Return the features of decodable rows, equal on all processes, and undecodable images of this one."""
-    rows = inference.features_and_logits(model, split, preprocessing, settings)
-    rows_N = rows.rows_N.numpy()
-    groups_N = None if split.groups_N is None else split.groups_N[rows_N]
-
-    def place_of(row: int) -> str:
-        return places_of(split, rows_N[row : row + 1])[0]
-
-    return LabelledFeatures(rows.features_ND, rows.labels_N.numpy(), groups_N, place_of), rows.skipped
-
-
-def labels_to_check(head: ClosedFormHead, rows: LabelledFeatures, split: Split) -> dict[str, Any] | None:
+def labels_to_check(head: ClosedFormHead, rows: Outputs, split: Split) -> dict[str, Any] | None:
     """Return the labels that the left-out scores of a fitted head contradict; None where it knows too little.
 
     That is where the head has no such scores, does not know the classes (`label_errors.LEAST_KNOWN`), or has

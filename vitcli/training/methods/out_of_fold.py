@@ -2,7 +2,7 @@
 
 They calibrate the network of all images, which has seen them. A run that is scored on a fold writes a file of
 logits and distances into its folder, before the summary that marks it as finished: of all images of the fold,
-or of a random part, as large in every fold, so that all folds have MOST_ROWS. The last run pools the files.
+or of a random part, as large in every fold, so that all folds have MOST_KEPT. The last run pools the files.
 """
 
 import math
@@ -21,24 +21,14 @@ from vitcli.evaluation.metrics import Metrics
 from vitcli.evaluation.predictions import Predictions
 from vitcli.output.atomic import replace_file
 from vitcli.output.run_folder import OUT_OF_FOLD
+from vitcli.training.methods.outputs import MOST_KEPT, Outputs
 from vitcli.weights.files import CHECKSUM, checksum_of, read_stored, write_safetensors
 
 MOST_LOGITS = 2**24  # of all folds: 64 MiB, 768 images of 21,843 classes
 MOST_BYTES = 2**27  # of a file: none that was written has more
 SEED = 0  # of the part of each fold
-MOST_ROWS = 5_000  # images of each pass, a random sample that no seed changes: more change little
 DIGITS = 6  # of what is stored: fewer than sums agree in on other numbers of threads
 OF_FOLDS = UnlikeScore(doubt_weight=1.0)  # distances of all folds are of one score, chosen by none of them
-
-
-@dataclass(frozen=True, eq=False)
-class Outputs:
-    """Outputs of a network for the rows of a split whose outputs are all finite numbers, and their groups."""
-
-    features_ND: np.ndarray
-    logits_NK: np.ndarray
-    labels_N: np.ndarray
-    groups_N: np.ndarray | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +63,7 @@ def write(folder: Path, train: Outputs, fold: Outputs, *, num_images: int) -> No
         num_images: of all folds together.
     """
     num_rows, num_classes = fold.logits_NK.shape
-    most_rows = min(MOST_ROWS, MOST_LOGITS // num_classes)  # of all folds
+    most_rows = min(MOST_KEPT, MOST_LOGITS // num_classes)  # of all folds
     count = min(num_rows, -(-num_rows * most_rows // num_images))
     rows_M = np.sort(np.random.default_rng(SEED).permutation(num_rows)[:count])
     left_out = left_out_of(train, fold, rows_M)
@@ -138,17 +128,17 @@ def left_out_of(train: Outputs, held_out: Outputs, rows_M: np.ndarray) -> OutOfF
 
     Distances are rounded up to DIGITS digits, so that no number of threads changes them.
     """
-    distances_M, statistics = None, statistics_of_rows(train)
+    num_classes = held_out.logits_NK.shape[1]
+    distances_M, statistics = None, statistics_of_rows(train, num_classes)
     if statistics is not None:
         distances_N = statistics.distances(held_out.features_ND, shrinkage=OF_FOLDS.shrinkage)
         distances_M = np.array([-rounded_down(-value) for value in distances_N[rows_M]], dtype=np.float64)
     return OutOfFold(held_out.logits_NK[rows_M], held_out.labels_N[rows_M], distances_M)
 
 
-def statistics_of_rows(train: Outputs) -> FeatureStatistics | None:
+def statistics_of_rows(train: Outputs, num_classes: int) -> FeatureStatistics | None:
     if not len(train.labels_N):
         return None
-    num_classes = train.logits_NK.shape[1]
     return out_of_distribution.statistics_of(train.features_ND, train.labels_N, num_classes=num_classes)
 
 

@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitcli.data.parts.splitting import random_subset
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.distributed import launch
@@ -41,16 +40,10 @@ from vitcli.recipe import Recipe
 from vitcli.recipe.schema import REFIT
 from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.methods.imbalance import balance_of
-from vitcli.training.methods.initial_head import (
-    MOST_ROWS,
-    features_of,
-    head_names,
-    labels_to_check,
-    placed_in_head,
-)
+from vitcli.training.methods.initial_head import head_names, labels_to_check, placed_in_head
 from vitcli.training.methods.method import Keys, Method, Results
+from vitcli.training.methods.outputs import Outputs, num_rows, outputs_of, sample
 from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
-from vitcli.training.schedule import Plan
 from vitcli.training.splits import RunSplits
 from vitcli.weights.locate import LAYERED
 
@@ -58,10 +51,6 @@ if TYPE_CHECKING:  # they import this module
     from vitcli.training.run import TrainingRun
     from vitcli.training.setup import TrainingJob
 
-PART_OF_RUN = (
-    0.1  # of the images that the steps see: each of the two passes takes no more time than a 30th of them
-)
-LEAST_ROWS = 1_000
 FAMILIAR = 0.6  # left-out accuracy of frozen features: below it the backbone has most to learn
 MOST_SIDE = 5_000  # rows or columns of a closed form on several layers: time grows with the cube of the fewer
 AHEAD = 0.1  # of left-out accuracy, by which several layers have to be better than one
@@ -104,7 +93,7 @@ class RefittedHead(Method):
         if self.before is None:
             launch.enter("the feature pass before training")
             asked = self.recipe.model.head_layers
-            head = self._fit(run, head_layers=asked)
+            head, _ = self._fit(run, head_layers=asked)
             self.before = head.facts if head else {}
             if head:
                 run.job.progress.detail(probe_head_text(head.facts, head_layers=asked))
@@ -122,19 +111,23 @@ class RefittedHead(Method):
         if num_layers := layers_of(self.before):
             state.model = with_layered_head(state.model, num_layers)
             run.job = run.job.with_layered_head(num_layers)
-        after = self._fit(run, head_layers=None)
+        after, rows = self._fit(run, head_layers=None)
         if after:
             join(state.model, after)
+        if num_layers:
+            columns = columns_of_token(rows.features_ND.shape[1], num_layers)
+            rows = replace(rows, features_ND=rows.features_ND[:, columns])
+        run.evaluation.keep(run.job.splits.train, rows)
         return facts_of(self.before or None, after)
 
     def results(self, run: "TrainingRun", predictions: Predictions | None, summary: Keys) -> Results:
         return {}, {LAYERED: True} if (summary["refit"] or {}).get("head_layers") else {}
 
-    def _fit(self, run: "TrainingRun", *, head_layers: int | None) -> ClosedFormHead | None:
-        """Return the closed form on training images, see `fit`."""
+    def _fit(self, run: "TrainingRun", *, head_layers: int | None) -> tuple[ClosedFormHead | None, Outputs]:
+        """Return the closed form on training images, see `fit`, and their features."""
         evaluation, train = run.evaluation, run.job.splits.train
         with evaluation.evaluated_model() as model:
-            head, skipped = fit(
+            head, rows, skipped = fit(
                 model,
                 train,
                 evaluation.preprocessing,
@@ -145,12 +138,7 @@ class RefittedHead(Method):
                 head_layers=head_layers,
             )
         run.state.skipped |= set(skipped)
-        return head
-
-
-def num_rows(split: Split, plan: Plan) -> int:
-    """Return how many training images a closed form is fitted on."""
-    return min(len(split), MOST_ROWS, max(LEAST_ROWS, int(PART_OF_RUN * plan.images_seen)))
+        return head, rows
 
 
 def fit(
@@ -163,10 +151,11 @@ def fit(
     loss: str,
     balance: str,
     head_layers: int | None,
-) -> tuple[ClosedFormHead | None, list[str]]:
+) -> tuple[ClosedFormHead | None, Outputs, list[str]]:
     """Fit the closed form on training images as they are evaluated; None of features that are not finite.
 
-    Also return the undecodable images of this process. The first one solves, so that all have the same bits.
+    Also return their features, and the undecodable images of this process. The first one solves, so that all
+    have the same bits.
 
     Args:
         most_rows: of more images a random sample is taken that no seed changes.
@@ -174,27 +163,28 @@ def fit(
             it is ahead, with both accuracies, and names the labels that its left-out scores contradict. None
             after training, of features that know the labels.
     """
-    sample = random_subset(split, most_rows, seed=0) if len(split) > most_rows else split
+    images = sample(split, most_rows)
     has_layers = head_layers is not None and can_read_layers(model, head_layers)
-    has_layers = has_layers and min(len(sample), 2 * head_layers * model.num_features) <= MOST_SIDE
+    has_layers = has_layers and min(len(images), 2 * head_layers * model.num_features) <= MOST_SIDE
     network = with_layered_head(model, head_layers) if has_layers else model
-    rows, skipped = features_of(network, sample, preprocessing, settings)
+    rows, skipped = outputs_of(network, images, preprocessing, settings)
     fitted = partial(closed_form_head, num_classes=split.num_classes, loss=loss, balance=balance)
 
     def solved() -> ClosedFormHead | None:
-        if not torch.isfinite(rows.features_ND).all() or len(np.unique(rows.labels_N)) < 2:
+        if not np.isfinite(rows.features_ND).all() or len(np.unique(rows.labels_N)) < 2:
             return None
-        head = fitted(rows.features_ND, rows.labels_N, rows.groups_N)
+        features_ND = torch.from_numpy(rows.features_ND)
+        head = fitted(features_ND, rows.labels_N, rows.groups_N)
         facts = {"num_train_examples": len(split)}
         if has_layers:
-            token_ND = rows.features_ND[:, columns_of_token(rows.features_ND.shape[1], head_layers)]
+            token_ND = features_ND[:, columns_of_token(features_ND.shape[1], head_layers)]
             ordinary = fitted(token_ND, rows.labels_N, rows.groups_N)
             head, compared = _better(head, ordinary, head_layers)
             facts |= compared
         facts |= {} if head_layers is None else {"labels_to_check": labels_to_check(head, rows, split)}
         return replace(head, facts=head.facts | facts, left_out=None)  # which need not be sent
 
-    return settings.runtime.on_main(solved), skipped
+    return settings.runtime.on_main(solved), rows, skipped
 
 
 def _better(

@@ -10,6 +10,7 @@ The choice is made on images that are neither trained on nor scored, see `held_o
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.methods.imbalance import balance_of
 from vitcli.training.methods.initial_head import InitialHead, copy_of, fit_heads, start_weights
 from vitcli.training.methods.method import Keys, Method, Results
+from vitcli.training.methods.outputs import MOST_KEPT, MOST_ROWS, Outputs, outputs_of, sample
 from vitcli.training.splits import RunSplits
 
 if TYPE_CHECKING:  # they import this module
@@ -102,13 +104,14 @@ class WiseFineTuning(Method):
     feature_passes = 1
     survives_divergence = True
     head: InitialHead
+    frozen: tuple[Outputs, Outputs] | None = None  # of training images and dev split, if they are not many
 
     @staticmethod
     def is_asked_for(command: str, recipe: Recipe, splits: RunSplits) -> bool:
         return recipe.model.head == PROBE
 
     def num_scored(self, job: "TrainingJob") -> int:
-        return len(ALPHAS) * len(job.splits.choice or ())
+        return (len(ALPHAS) - 1) * len(job.splits.choice or ())  # the probe's score is known from its start
 
     def take(self, model: nn.Module) -> None:
         self.head = start_weights(model)
@@ -132,33 +135,40 @@ class WiseFineTuning(Method):
         evaluation, splits = run.evaluation, run.job.splits
         launch.enter("the feature pass of the probe head")
         with evaluation.evaluated_model() as model:
-            layer, whole, skipped = fit_heads(
-                model,
-                splits.train,
-                splits.choice,
-                evaluation.preprocessing,
-                evaluation.as_in_training,
-                loss=self.recipe.objective.loss,
-                balance=balance_of(self.recipe),
-            )
-        self.head.set_heads(run.state.model, layer, whole)
-        run.state.skipped |= set(skipped)
+            how = evaluation.preprocessing, evaluation.as_in_training
+            train, skipped = outputs_of(model, sample(splits.train, MOST_ROWS), *how)
+            choice, more_skipped = outputs_of(model, splits.choice, *how)
+        loss, balance = self.recipe.objective.loss, balance_of(self.recipe)
+        fit = partial(fit_heads, train, choice, splits.train, loss=loss, balance=balance)
+        # The first process solves, so that all have the same bits.
+        self.head.set_heads(run.state.model, *run.runtime.on_main(fit))
+        self.frozen = (train, choice) if len(train.labels_N) <= MOST_KEPT else None
+        run.state.skipped |= {*skipped, *more_skipped}
         run.job.progress.detail(probe_head_text(self.head.facts))
 
     def after_steps(self, run: "TrainingRun", diverged: str) -> Keys:
         launch.enter("the choice between the probe head and the fine-tuned network")
-        state, job = run.state, run.job
+        state, job, evaluation = run.state, run.job, run.evaluation
+        outputs: dict[float, Outputs] = {}
         final = {name: value.detach().clone() for name, value in state.weights.items()}
 
         def load(alpha: float, start: dict[str, Tensor]) -> None:
             state.deliver(interpolate(start, final, alpha))
 
         def score(alpha: float) -> Metrics | None:
+            if alpha == 0:
+                return self.head.score
             load(alpha, self.head.tensors)
-            return run.evaluation.score_choice()
+            metrics, outputs[alpha] = evaluation.score_choice()
+            return metrics
 
         delivery = choose(score, job.splits.choice, facts=self.head.facts, diverged=diverged)
         load(delivery.alpha, self.head.delivered)
+        if delivery.alpha:
+            evaluation.keep(job.splits.choice, outputs[delivery.alpha])
+        elif self.frozen:
+            for split, rows in zip((job.splits.train, job.splits.choice), self.frozen, strict=True):
+                evaluation.keep(split, rows)
         if diverged:
             job.progress.note(f"note: training diverged, the probe head is delivered: {diverged}")
         if run.folder:
