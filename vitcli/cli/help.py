@@ -87,13 +87,13 @@ def option_names(command: Any) -> list[str]:
 
 def _write_head(command: Any, ctx: typer.Context, formatter: Any) -> None:
     purpose, _, rest = (command.help or "").partition("\n\n")
-    formatter.write_text(_bold(purpose))
+    formatter.write_text(_styled(purpose, bold=True))
     formatter.write_paragraph()
     formatter.write_usage(ctx.command_path, usage(command, ctx))
     if command.epilog:
         formatter.write_paragraph()
         for line in command.epilog.split("\n"):
-            formatter.write(f"  {line}\n" if line.startswith("vit ") else f"{_bold(line)}\n")
+            formatter.write(f"  {line}\n" if line.startswith("vit ") else f"{_styled(line, bold=True)}\n")
     if rest:
         formatter.write_paragraph()
         formatter.write_text(rest.replace("\\[", "["))
@@ -110,10 +110,10 @@ def _write_panels(formatter: Any, panels: dict[str, list[tuple[str, str]]]) -> N
     column = max((length for length in lengths if length <= NAME_COLUMNS), default=0)
     for panel in sorted(panels, key=_place_of_panel):
         formatter.write_paragraph()
-        formatter.write(f"{_bold(panel)}\n")
+        formatter.write(f"{_styled(panel, bold=True)}\n")
         with formatter.indentation():
             # Padded, since each panel would else have a first column of its own width.
-            rows = [(_coloured(name.ljust(column)), text) for name, text in panels[panel]]
+            rows = [(_styled(name.ljust(column), fg="cyan"), text) for name, text in panels[panel]]
             formatter.write_dl(rows, col_max=column)
 
 
@@ -141,9 +141,5 @@ def _row(parameter: Any) -> tuple[str, str]:
     return ", ".join(names) + metavar, text
 
 
-def _bold(text: str) -> str:
-    return text if "NO_COLOR" in os.environ else typer.style(text, bold=True)
-
-
-def _coloured(text: str) -> str:
-    return text if "NO_COLOR" in os.environ else typer.style(text, fg="cyan")
+def _styled(text: str, **style: Any) -> str:
+    return text if "NO_COLOR" in os.environ else typer.style(text, **style)
