@@ -39,7 +39,7 @@ def measure_data(recipe: Recipe, options: BenchOptions, *, split: str, is_traini
     progress = Progress(quiet=options.quiet)
     rows = _open(recipe, split, is_training=is_training)
     num_threads = options.num_workers
-    batch_size = _batch_size(recipe, is_training=is_training)
+    batch_size = recipe.train.batch_size if is_training and recipe.train else recipe.eval.batch_size
     batches_of = partial(_batches, recipe, batch_size, num_threads, is_training=is_training)
 
     # The limit, and from it how long a lap is to be.
@@ -95,10 +95,6 @@ def _open(recipe: Recipe, split: str, *, is_training: bool) -> Split:
         default = source.default_train_split() if is_training else source.default_eval_split()
         split = default or source.only_split("--split")
     return source.open(split)
-
-
-def _batch_size(recipe: Recipe, *, is_training: bool) -> int:
-    return recipe.train.batch_size if is_training and recipe.train else recipe.eval.batch_size
 
 
 def _batches(

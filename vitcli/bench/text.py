@@ -17,25 +17,21 @@ def as_text(result: Mapping[str, Any]) -> str:
 
 def _data(result: Mapping[str, Any]) -> str:
     second, compare = result["second_epoch"], result["compare"]
+    later = f"; {1e3 * second['cpu_s_per_image']:.2f} ms later" if second else ""
+    pixels = "augmented for training" if result["pixels"] == "train" else "as in evaluation"
+    threads = count_of(result["workers"], "thread")
     rows = [
         ("first epoch", _speed(result, result)),
         ("later ones", f"{second['images_per_s']:,.0f} images/s, decoded images in memory" if second else ""),
-        ("CPU time", f"{1e3 * result['cpu_s_per_image']:.2f} ms per image" + _later_cpu(second)),
-        ("decoding", f"{result['decode']['images_per_s']:,.0f} images/s alone, with {_threads(result)}"),
+        ("CPU time", f"{1e3 * result['cpu_s_per_image']:.2f} ms per image{later}"),
+        ("decoding", f"{result['decode']['images_per_s']:,.0f} images/s alone, with {threads}"),
         ("memory", _memory(result)),
         *_compared_data(compare),
         ("images", f"{result['split']}, {result['num_examples']:,}"),
-        (
-            "pixels",
-            f"{_pixels(result)} at {size_text(result['resolution'])} px, batches of {result['batch_size']}",
-        ),
+        ("pixels", f"{pixels} at {size_text(result['resolution'])} px, batches of {result['batch_size']}"),
         *_machine(result),
     ]
     return pairs((name, value) for name, value in rows if value)
-
-
-def _later_cpu(second: Mapping[str, Any] | None) -> str:
-    return f"; {1e3 * second['cpu_s_per_image']:.2f} ms later" if second else ""
 
 
 def _compared_data(compare: Mapping[str, Any] | None) -> list[tuple[str, str]]:
@@ -146,14 +142,6 @@ def _times(ratio: float, span: list[float]) -> str:
 
 def _per_s(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
-
-
-def _threads(result: Mapping[str, Any]) -> str:
-    return count_of(result["workers"], "thread")
-
-
-def _pixels(result: Mapping[str, Any]) -> str:
-    return "augmented for training" if result["pixels"] == "train" else "as in evaluation"
 
 
 def _machine(result: Mapping[str, Any]) -> list[tuple[str, str]]:
