@@ -244,7 +244,8 @@ def _in_threads(
     try:
         for part in parts:
             # Each part is loaded by all threads, in chunks of neighbouring examples.
-            images_BHWC = _empty_images(len(part), image_size)
+            shape, is_pinned = (len(part), *image_size, 3), torch.cuda.is_available()
+            images_BHWC = torch.empty(shape, dtype=torch.uint8, pin_memory=is_pinned)
             places, size = images_BHWC.numpy(), max(1, -(-len(part) // num_threads))
             firsts = range(0, len(part), size)
             chunks = [pool.submit(load_chunk, part[i : i + size], places[i : i + size]) for i in firsts]
@@ -262,10 +263,6 @@ def _in_threads(
             yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _empty_images(count: int, image_size: tuple[int, int]) -> Tensor:
-    return torch.empty((count, *image_size, 3), dtype=torch.uint8, pin_memory=torch.cuda.is_available())
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,9 +273,6 @@ class Split:
 
         whole, rows_of_whole = self.whole or (self, lambda rows: rows)
 
-        def source_row(row: int) -> int:
-            return int(source_rows(np.array([row]))[0])
-
         def several(rows: Sequence[int]) -> ReadRow:
             sources = dict(zip(rows, source_rows(np.asarray(rows)).tolist(), strict=True))
             read_row = self.reader_of([*sources.values()])
@@ -290,7 +287,7 @@ class Split:
             num_examples=num_examples,
             read_row=RowReader(several),
             read_labels=lambda: self.read_labels()[all_rows()],
-            where_is=lambda row: self.where_is(source_row(row)),
+            where_is=lambda row: self.where_is(int(source_rows(np.array([row]))[0])),
             read_column=read_column and (lambda name: [*map(read_column(name).__getitem__, all_rows())]),
             whole=(whole, lambda rows: rows_of_whole(source_rows(rows))),
             grouping=grouping and Grouping(grouping.rule, lambda: grouping.groups_N[all_rows()]),

@@ -272,7 +272,8 @@ class TrainTransform:
         if window is not None:
             image_HWC = _cut(image_HWC, *window)
         if is_flipped:
-            image_HWC = _flipped(image_HWC)
+            # Left and right: torch moves whole pixels, numpy three single bytes in ten times as long.
+            image_HWC = torch.flip(_as_1CHW(image_HWC), (3,)).numpy()[0].transpose(1, 2, 0)
         if self.randaugment is not None:
             num_layers, magnitude = self.randaugment
             image_HWC = randaugment(image_HWC, num_layers=num_layers, magnitude=magnitude, rng=rng)
@@ -366,11 +367,6 @@ def _placed(image_HWC: np.ndarray, out_HWC: np.ndarray | None) -> np.ndarray:
         return image_HWC
     np.copyto(out_HWC, image_HWC)
     return out_HWC
-
-
-def _flipped(image_HWC: np.ndarray) -> np.ndarray:
-    """Mirror left and right; torch moves whole pixels, numpy three single bytes in ten times as long."""
-    return torch.flip(_as_1CHW(image_HWC), (3,)).numpy()[0].transpose(1, 2, 0)
 
 
 def _as_1CHW(image_HWC: np.ndarray) -> Tensor:

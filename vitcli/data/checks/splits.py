@@ -72,14 +72,11 @@ def read_labels(data: Data, split: str, num_images: int) -> tuple[SplitLabels | 
                 return None, NoLabels(f"{opened.name} is too large to read all labels first")
             if len(opened) != num_images:
                 return None, NoLabels(f"{opened.name} has {len(opened):,} labelled images of {num_images:,}")
-            return _labels_of(opened), None
+            names = tuple(opened.readable_class_names)
+            return SplitLabels(names, opened.read_labels(), opened.has_numbers), None
         except DataError as error:
             reasons.append(NoLabels(error.message, isinstance(error, AdditionalClasses)))
     return None, reasons[0]
-
-
-def _labels_of(split: Split) -> SplitLabels:
-    return SplitLabels(tuple(split.readable_class_names), split.read_labels(), split.has_numbers)
 
 
 def describe_labels(labels: SplitLabels | None) -> dict[str, Any] | None:

@@ -313,7 +313,7 @@ def _rows_of_csv(path: Path) -> Iterator[LabelRow]:
         return
     header = [cell.strip() for cell in first[1]]
     _check_columns(path, len(header))
-    if _is_image_row(header):
+    if 2 <= len(header) <= 3 and _names_image(header[0]):  # an image, its label and perhaps its split
         header, lines = ["file", "label", "split"][: len(header)], chain([first], lines)
     if len(set(header)) < len(header) or "" in header:
         what = f"two columns of {path.name} have the same name or none: {', '.join(map(repr, header))}"
@@ -364,11 +364,6 @@ def _within_bounds(path: Path, rows: Iterator[LabelRow]) -> list[LabelRow]:
             )
         kept.append(row)
     return kept
-
-
-def _is_image_row(cells: list[str]) -> bool:
-    """Return whether a first row is not a line of names: it names an image, a label and perhaps a split."""
-    return 2 <= len(cells) <= 3 and _names_image(cells[0])
 
 
 def _names_image(cell: str) -> bool:
