@@ -37,10 +37,12 @@ def read_real(path: str) -> list[list[int]]:
         DataError: the file is missing, not JSON, or not a list of classes for each image.
         MachineError: the file cannot be read.
     """
-    # The file, compressed or not.
+    # The file, compressed or not; timm's copy is read without loading timm.
     try:
-        is_timms = path == TIMMS_COPY and not Path(path).exists()
-        content = _timms_copy().read_bytes() if is_timms else read_regular(path)
+        if path == TIMMS_COPY and not Path(path).exists():
+            content = (package_folder("timm") / "data" / "_info" / "imagenet_real_labels.json").read_bytes()
+        else:
+            content = read_regular(path)
         if content[:2] == b"\x1f\x8b":
             content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MOST_TEXT_BYTES + 1)
         if len(content) > MOST_TEXT_BYTES:
@@ -66,11 +68,6 @@ def read_real(path: str) -> list[list[int]]:
             fix="one list of whole numbers from 0 for each image, empty where it has no label",
         )
     return lists
-
-
-def _timms_copy() -> Path:
-    """Return the published real.json in timm's package, without loading timm."""
-    return package_folder("timm") / "data" / "_info" / "imagenet_real_labels.json"
 
 
 def labels_for_rows(

@@ -135,13 +135,9 @@ def _copy(source: str, target: Path) -> None:
                 if not os.path.lexists(target):
                     os.rename(temporary, target)
                     return
-            if _are_equal(temporary, target):
+            is_file = target.is_file() and not target.is_symlink()  # a link is never the same
+            if is_file and filecmp.cmp(temporary, target, shallow=False):
                 return
             target = next(numbered)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _are_equal(one: Path, other: Path) -> bool:
-    """Return whether two files have the same bytes; a link is never equal."""
-    return not other.is_symlink() and other.is_file() and filecmp.cmp(one, other, shallow=False)

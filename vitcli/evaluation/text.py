@@ -211,11 +211,8 @@ def _weakest(per_class: dict[str, dict[str, float]]) -> str:
     best = max((row["top1"] for row in per_class.values()), default=0)
     worse = [(name, row) for name, row in per_class.items() if row["top1"] < best and row["num_examples"] > 1]
     weakest = sorted(worse, key=lambda pair: (pair[1]["top1"], -pair[1]["num_examples"]))[:WEAKEST]
-    return ", ".join(f"{name} {_right(row)} of {row['num_examples']} right" for name, row in weakest)
-
-
-def _right(row: dict[str, float]) -> int:
-    return round(row["top1"] * row["num_examples"])
+    counts = [(name, round(row["top1"] * row["num_examples"]), row["num_examples"]) for name, row in weakest]
+    return ", ".join(f"{name} {num_right} of {count} right" for name, num_right, count in counts)
 
 
 def _resolutions(result: dict[str, Any]) -> str:
