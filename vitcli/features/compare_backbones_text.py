@@ -136,18 +136,13 @@ def _of_choice(result: Mapping[str, Any], names: Mapping[str, str]) -> list[tupl
     best = result["best"]
     rows = [("chosen", f"{names[best['ckpt']]}, {where_text(best)}: {text.percent(best['top1'])}")]
     if advice := result["layer_advice"]:
-        rows.append(("layer", text.Folded(_advice_text(advice))))
+        layer = f"layer {advice['layer']} of {advice['num_layers']} ({advice['pooling']})"
+        faster = f"{advice['speed_up']:.1f} times the images/s of all layers"
+        rows.append(("layer", text.Folded(f"{layer} is a tie with it, at {faster}")))
     if test := result["test"]:
         accuracy = text.accuracy_text(test["top1"], test["interval"], test["num_examples"])
         rows.append(("test", f"{accuracy} of {test['split']}, not used for the choice"))
     return rows
-
-
-def _advice_text(advice: Mapping[str, Any]) -> str:
-    return (
-        f"layer {advice['layer']} of {advice['num_layers']} ({advice['pooling']}) is a tie with it, at "
-        f"{advice['speed_up']:.1f} times the images/s of all layers"
-    )
 
 
 def accuracy_by_speed(result: Mapping[str, Any]) -> Figure:

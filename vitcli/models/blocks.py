@@ -55,7 +55,8 @@ def num_blocks(model: TimmNetwork, image_size: tuple[int, int]) -> int:
     Decided by a forward pass of an image of noise: many networks have a list `blocks` of something else.
     """
     blocks = getattr(model, "blocks", None)
-    if not isinstance(blocks, nn.Sequential | nn.ModuleList) or not len(blocks) or not _has_norm(model):
+    has_norm = isinstance(getattr(model, "norm", None), nn.Module) and hasattr(model, "forward_features")
+    if not isinstance(blocks, nn.Sequential | nn.ModuleList) or not len(blocks) or not has_norm:
         return 0
     images_BCHW = _noise(model, image_size)
     was_training, kept = model.training, dict[int, Tensor]()
@@ -115,18 +116,13 @@ def _layout_of_blocks(
         of_head = features_at(model, encoded, "pre_logits")
     encoded = tokens_of(model, encoded)
     width = encoded.shape[2]
-    names = [TOKEN] * has_token(model) + [MEAN]
+    names = [MEAN] if getattr(model, "cls_token", None) is None else [TOKEN, MEAN]
     parts = [(name, layer, width) for layer in layers for name in names]
     # A head that reads the class token, or the mean, as it is adds nothing.
     pooled = (encoded[:, 0], encoded[:, getattr(model, "num_prefix_tokens", 0) :].mean(dim=1))
     if count in layers and not any(torch.equal(of_head, read_BD) for read_BD in pooled):
         parts.append((HEAD, count, of_head.shape[1]))
     return LayerLayout(count, layers, tuple(parts))
-
-
-def has_token(model: nn.Module) -> bool:
-    """Return whether the first token is a class token."""
-    return getattr(model, "cls_token", None) is not None
 
 
 def read_layers(model: TimmNetwork, images_BCHW: Tensor, layout: LayerLayout) -> Tensor:
@@ -164,10 +160,6 @@ def reading(model: nn.Module, layers: Sequence[int], read: Callable[[int, Tensor
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _has_norm(model: nn.Module) -> bool:
-    return isinstance(getattr(model, "norm", None), nn.Module) and hasattr(model, "forward_features")
 
 
 def _width_of_head(model: TimmNetwork, image_size: tuple[int, int]) -> int:

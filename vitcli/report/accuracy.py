@@ -48,7 +48,17 @@ def transfer(collection: RunCollection, names: Names) -> list[Table]:
         if run.command == "finetune" and run.summary and not run.summary.are_errors
     ]
     entries = [_run_entry(run, names) for run in finished]
-    entries += [_vtab_entry(vtab) for vtab in collection.vtabs]
+    entries += [
+        Entry(
+            ("VTAB", f"{NUM_TASKS} tasks"),
+            *_network(vtab),
+            vtab.path,
+            mean=vtab.summary.top1,
+            exaflops=sum(run.summary.exaflops or 0.0 for run in vtab.runs if run.summary) or None,
+            status=_finished_tasks(vtab.summary),
+        )
+        for vtab in collection.vtabs
+    ]
     if not entries:
         return []
     columns = arrange(entries)
@@ -106,17 +116,6 @@ def _run_entry(run: Run, names: Names) -> Entry:
         resolution=run.resolution,
         exaflops=summary.exaflops,
         num_seen=summary.num_held_out_seen or 0,
-    )
-
-
-def _vtab_entry(vtab: VtabRecord) -> Entry:
-    return Entry(
-        ("VTAB", f"{NUM_TASKS} tasks"),
-        *_network(vtab),
-        vtab.path,
-        mean=vtab.summary.top1,
-        exaflops=sum(run.summary.exaflops or 0.0 for run in vtab.runs if run.summary) or None,
-        status=_finished_tasks(vtab.summary),
     )
 
 

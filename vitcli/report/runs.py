@@ -299,9 +299,10 @@ def read_run(path: Path) -> Run:
         about = summary.model_dump(include={"command", "model", "ckpt", "dataset", "resolution"})
     else:
         ckpt, size = recipe.get("model.ckpt"), recipe.get("data.image_size")
+        planned = read_json(path / run_folder.PLAN) or {}
         about = dict(
             command=command_of(path) or ("pretrain" if ckpt is None else "finetune"),
-            model=str((read_json(path / run_folder.PLAN) or {}).get("model") or _model_of(recipe)),
+            model=str(planned.get("model") or recipe.get("model.name") or Path(str(ckpt)).name),
             ckpt=None if ckpt is None else str(ckpt),
             dataset=str(recipe.get("data.dataset", "")),
             resolution=size if is_number(size) else None,
@@ -318,11 +319,6 @@ def read_run(path: Path) -> Run:
         num_evaluated=_num_evaluated(records),
         trials=_trials(path, summary),
     )
-
-
-def _model_of(recipe: dict[str, Any]) -> str:
-    """Return the network of a run that its plan does not name, by its recipe."""
-    return str(recipe.get("model.name") or Path(str(recipe.get("model.ckpt"))).name)
 
 
 def members_of(path: Path, kind: str) -> list[Path]:
