@@ -10,7 +10,6 @@ from vitcli.errors import VitError
 from vitcli.models.build import last_layers
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.recipe import Recipe
-from vitcli.recipe.schema import Data, Objective
 from vitcli.training.many_runs.sweep import run
 from vitcli.training.methods.partial import refuse_for_fresh_weights
 from vitcli.training.setup import InitialModel, RunOptions, fresh_model
@@ -40,29 +39,26 @@ def pretrain(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
 
 def initial_model(recipe: Recipe, split: Split) -> InitialModel:
     """Build fresh weights with the head that the recipe's objective needs."""
-    settings, predicts_patches = recipe.model, recipe.objective.loss == "masked_patch"
+    settings, objective, data = recipe.model, recipe.objective, recipe.data
+    predicts_patches = objective.loss == "masked_patch"
     model, arch = fresh_model(
         settings,
-        image_size=recipe.data.image_hw,
+        image_size=data.image_hw,
         num_classes=0 if predicts_patches else split.num_classes,
         pre_logits=settings.pre_logits and not predicts_patches,
     )
     if predicts_patches:
-        model = _with_patch_head(model, recipe.objective, recipe.data)
+        # With the head of masked patch prediction (paper, appendix B.1.2).
+        model = MaskedPatchModel(
+            model,
+            target=objective.patch_target,
+            corrupted=objective.corrupted,
+            masked=objective.masked,
+            replaced=objective.replaced,
+            mean=data.mean,
+            std=data.std,
+        )
         return InitialModel(model, arch, None, "fresh weights")
-    for layer in last_layers(model) if recipe.objective.head_bias else ():
-        nn.init.constant_(layer.bias, recipe.objective.head_bias)
+    for layer in last_layers(model) if objective.head_bias else ():
+        nn.init.constant_(layer.bias, objective.head_bias)
     return InitialModel(model, arch, None, "fresh weights")
-
-
-def _with_patch_head(model: nn.Module, objective: Objective, data: Data) -> MaskedPatchModel:
-    """Return the network with the head of masked patch prediction (paper, appendix B.1.2)."""
-    return MaskedPatchModel(
-        model,
-        target=objective.patch_target,
-        corrupted=objective.corrupted,
-        masked=objective.masked,
-        replaced=objective.replaced,
-        mean=data.mean,
-        std=data.std,
-    )

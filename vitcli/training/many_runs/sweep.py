@@ -139,7 +139,11 @@ class Sweep:
 
             # Train on the whole training set, once per seed.
             finals = self._train_finals(chosen)
-            average = self._average(finals) if self._is_averaged else None
+            average = None
+            if self._is_averaged:
+                out, paths = path / AVERAGED, [Path(final["run_dir"]) for final in finals]
+                method = self.recipe.train.average_runs
+                average = average_of_sweep(paths, method, out, self.options, self.shared)
             summary = sweep_results.summary_of_all(trials, chosen, finals, path=path, average=average)
             self.runs.write(summary, average or finals[0])
             num_added = self.shared.images.num_added()
@@ -167,16 +171,6 @@ class Sweep:
     @property
     def _is_averaged(self) -> bool:
         return self.recipe.train.runs > 1 and self.recipe.train.average_runs != "none"
-
-    def _average(self, finals: list[dict[str, Any]]) -> dict[str, Any]:
-        """Make one model of the final runs, in a folder of its own, and return its summary."""
-        return average_of_sweep(
-            [Path(final["run_dir"]) for final in finals],
-            self.recipe.train.average_runs,
-            self.runs.path / AVERAGED,
-            self.options,
-            self.shared,
-        )
 
     def _train_arms(self) -> list[Trial]:
         """Train with every choice and return the scores on the dev split."""
