@@ -76,8 +76,9 @@ def check_no_gpu_is_left_out(problem: Callable[[], str]) -> None:
     """
     gpus = [] if is_hidden() else nvidia_gpus()
     if gpus:
+        count = "an NVIDIA GPU" if len(gpus) == 1 else f"{len(gpus)} NVIDIA GPUs"
         raise MachineError(
-            f"this machine has {_count_of_gpus(len(gpus))} that torch cannot use",
+            f"this machine has {count} that torch cannot use",
             where=f"{gpus[0]}: {problem()}",
             fix="install a driver and a torch that fit together; --device cpu computes on the CPU",
         )
@@ -135,10 +136,6 @@ def _check_each_process_has_one(num_processes: int | None, num_devices: int, whe
             where=where,
             fix=f"--num-processes {num_devices}, more GPUs such as --device cuda:0,1, or --device cpu",
         )
-
-
-def _count_of_gpus(count: int) -> str:
-    return "an NVIDIA GPU" if count == 1 else f"{count} NVIDIA GPUs"
 
 
 def _visible(number: int) -> str:
