@@ -22,9 +22,9 @@ import pyarrow as pa
 from PIL import Image
 
 from vitcli.data import loader
+from vitcli.data.columns import from_table
 from vitcli.data.sampler import TrainSampler
 from vitcli.data.split import check_labels
-from vitcli.data.table_split import from_table
 from vitcli.data.transforms import TrainTransform
 
 BATCH = 64

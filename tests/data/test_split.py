@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from vitcli.data.classes import check_same_classes
+from vitcli.data.columns import from_table
 from vitcli.data.sampler import permute
 from vitcli.data.sources.layouts import open_local
 from vitcli.data.split import Split, check_label, check_labels
-from vitcli.data.table_split import from_table
 from vitcli.errors import DataError
 
 

@@ -16,6 +16,7 @@ from vitcli import recipe
 from vitcli.data import demo, seen_images, vtab_splits
 from vitcli.data.aliases import check_name, hub_source, local_copy
 from vitcli.data.classes import check_same_classes
+from vitcli.data.columns import from_table, without_labels
 from vitcli.data.parts.eval_split_names import DEV_PART, DEV_PART_OF_ALL, FoldName, is_choice
 from vitcli.data.parts.groups import groups_of, num_shared
 from vitcli.data.parts.splitting import cut_dev, cut_fold, fold_of_rows, random_subset
@@ -27,7 +28,6 @@ from vitcli.data.sources.folders import BESIDE, NOTHING, LeftOut, image_files, l
 from vitcli.data.sources.hub import open_hub
 from vitcli.data.sources.tables import AS_FOUND, SPLIT_WORDS, Choices, Tables, pooled, slice_of
 from vitcli.data.split import Grouping, Split, base_of, check_labels, opened_once
-from vitcli.data.table_split import from_table, without_labels
 from vitcli.errors import DataError, nearest
 from vitcli.io.credentials import with_credentials, without_credentials
 from vitcli.recipe.schema import Data

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitcli.data.columns import from_table
 from vitcli.data.sources.folders import image_files
 from vitcli.data.sources.layouts import open_local, state_of
 from vitcli.data.split import Split
-from vitcli.data.table_split import from_table
 from vitcli.errors import DataError
 
 NAMES = ["ant", "bee", "cat"]
