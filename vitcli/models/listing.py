@@ -9,6 +9,7 @@ from vitcli.models.build import architecture
 from vitcli.models.flops import costs_without_head
 from vitcli.models.variants import VARIANTS, Variant, find_variant, matches
 from vitcli.output.document import Columns, simple_table
+from vitcli.output.text import size_text
 
 ALWAYS_FITS = (224, 224)  # a multiple of every patch size in VARIANTS
 COLUMNS: Columns = {"model": "id", "parameters": "number", "with 1,000 classes": "number", "GMACs": "number",
@@ -62,20 +63,17 @@ def as_table(result: dict[str, Any]) -> str:
 
 def as_markdown(result: dict[str, Any]) -> str:
     """Return the page docs/models.md."""
-    height, width = result["resolution"]
     table = simple_table(COLUMNS, map(_cells, result["models"])).as_markdown()
-    size = height if height == width else f"{height}x{width}"
-    return PAGE.read_text(encoding="utf-8").format(size=size, table=table)
+    return PAGE.read_text(encoding="utf-8").format(size=size_text(result["resolution"]), table=table)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    height, width = row["resolution"]
     return [
         row["name"],
         f"{row['params']:,}",
         f"{row['params_1000_classes']:,}",
         f"{row['gmacs']:.3f}",
-        f"{height}" if height == width else f"{height}x{width}",
+        size_text(row["resolution"]),
         str(row["stride"] or "-"),
         str(row["tokens"] or "-"),
         row["timm_name"] or "-",

@@ -402,7 +402,9 @@ def value_text(value: Any) -> str:
 
 
 def size_text(resolution: int | Sequence[int]) -> str:
-    return str(resolution) if isinstance(resolution, int) else "x".join(map(str, resolution))
+    """Return an image size in pixels: one side of a square, else height x width."""
+    sides = [resolution] if isinstance(resolution, int) else dict.fromkeys(resolution)
+    return "x".join(map(str, sides))
 
 
 def plain(text: object) -> str:

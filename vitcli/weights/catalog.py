@@ -22,7 +22,7 @@ from vitcli.distributed import startup
 from vitcli.errors import VitError, nearest
 from vitcli.models.variants import VARIANTS, find_variant, matches, num_params, variant_of_timm
 from vitcli.output.document import Columns, simple_table
-from vitcli.output.text import plain
+from vitcli.output.text import plain, size_text
 from vitcli.weights.authors_catalog import FILES, IN21K, STORAGE
 from vitcli.weights.licences import UNKNOWN, is_non_commercial
 from vitcli.weights.names import DEMO, Reference, registered, tags_by_network
@@ -431,14 +431,15 @@ def _groups(result: dict[str, Any]) -> tuple[Columns, Groups, str]:
 
 def _cells_of_weights(row: dict[str, Any]) -> list[str]:
     megabytes = "-" if row["params"] is None else f"{row['params'] * 4 / 1e6:,.0f}"
-    return [row["name"], row["pretraining"], _pixels(row), megabytes, "yes" if row["here"] else "-"]
+    size = size_text(row["resolution"])
+    return [row["name"], row["pretraining"], size, megabytes, "yes" if row["here"] else "-"]
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     return [
         row["name"],
         row["pretraining"] or NOT_SAID,
-        _pixels(row),
+        size_text(row["resolution"]),
         f"{row['num_classes']:,}" if row["num_classes"] else "-",
         _millions(row["params"]),
         _licence(row),
@@ -457,11 +458,6 @@ def _cells_of_family(group: tuple[str, list[dict[str, Any]]]) -> list[str]:
         ", ".join(dict.fromkeys(map(_licence, rows))),
         min(rows, key=lambda row: (abs((row["params"] or 0) - 25e6), row["name"]))["name"],
     ]
-
-
-def _pixels(row: dict[str, Any]) -> str:
-    height, width = row["resolution"]
-    return f"{height}" if height == width else f"{height}x{width}"
 
 
 def _range(least: str, most: str) -> str:

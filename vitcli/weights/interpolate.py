@@ -16,7 +16,7 @@ from vitcli.models.flops import forward_macs
 from vitcli.models.pos_embed import resample_patch_embedding, similarity_at_landmarks
 from vitcli.models.variants import VARIANTS
 from vitcli.output.atomic import check_out
-from vitcli.output.text import pairs
+from vitcli.output.text import pairs, size_text
 from vitcli.weights.authors_npz import SPELLINGS
 from vitcli.weights.describe import RESAMPLED_FROM, WeightsInfo
 from vitcli.weights.formats import non_square_size, unsupported_feature, write_official
@@ -110,9 +110,8 @@ def as_text(result: dict[str, Any]) -> str:
         rows.append(("similarity", f"{corners:.4f} at corners, {midpoints:.4f} at midpoints (cosine)"))
     if result["left_out"]:
         rows.append(("left out", f"{' and '.join(result['left_out'])}: an .npz has no place for them"))
-    height, width = after["image_size"]
-    size = str(height) if height == width else f"{height}x{width}"
     rows.append(("written", f"{result['out']}, {result['out_bytes'] / 1e6:.1f} MB"))
+    size = size_text(after["image_size"])
     rows.append(("next", f"vit finetune --ckpt {result['out']} --dataset DATA --res {size}"))
     return pairs(rows)
 
