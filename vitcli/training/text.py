@@ -54,7 +54,9 @@ def as_text(result: dict[str, Any], *, verbose: bool = False, width: int | None 
 
 def _brief(summary: dict[str, Any], *, width: int | None = None) -> str:
     """Return what a person looks for first: the score, where it errs, what would help, what to type next."""
-    rows = _brief_scores(summary)
+    # The scores by which runs of this kind are compared; of no other, the loss.
+    rows = first_score_rows(summary) or score_rows(summary, ["loss"])
+    rows += [] if "mae" in summary else _probe(summary)
     if "chosen" in summary and summary.get("choices"):
         rows.append(("chosen", Folded(_chosen(summary))))
     if average := summary.get("average"):
@@ -145,6 +147,7 @@ def all_rows(summary: dict[str, Any], *, width: int | None = None) -> str:
     length = length_text(summary["steps"], summary["batch_size"], summary["num_train_examples"])
     scored_on = [count_of(summary["num_eval_examples"], "image"), summary["eval_split"]]
     scored_on += [f"in {summary['eval_precision']}"] if "eval_precision" in summary else []
+    head = summary.get("probe_head") or {}
     rows = [
         *score_rows(summary),
         *score_rows(summary, ["loss"]),
@@ -155,7 +158,7 @@ def all_rows(summary: dict[str, Any], *, width: int | None = None) -> str:
         ("scored on", ", ".join(scored_on)),
         *([("delivered", delivery_text(summary))] if "delivered" in summary else []),
         *_refit(summary),
-        *_layers(summary),
+        *([("", layers_text(head))] if "layered_top1" in head else []),
         *held_out(summary),
         *(("note", note) for note in summary.get("notes", ())),
         *skipped(summary),
@@ -191,12 +194,6 @@ def _refit(summary: dict[str, Any]) -> list[tuple[str, str]]:
     before = (summary.get("probe_head") or {}).get("left_out_top1")
     frozen = "" if before is None else f"; frozen features: {before:.1%} (leave-one-out)"
     return [("head", f"refitted on {count_of(facts['num_examples'], 'image')}{frozen}")]
-
-
-def _layers(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the row of the layers that a refitted head reads, where several could be."""
-    facts = summary.get("probe_head") or {}
-    return [("", layers_text(facts))] if "layered_top1" in facts else []
 
 
 def length_text(steps: int, batch_size: int, num_examples: int) -> str:
@@ -258,12 +255,6 @@ def _found(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return rows + _advice_rows(summary)
 
 
-def _brief_scores(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of the scores by which runs of this kind are compared; of no other, of the loss."""
-    rows = first_score_rows(summary) or score_rows(summary, ["loss"])
-    return rows if "mae" in summary else rows + _probe(summary)
-
-
 def _probe(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the row of the few-shot probe of the finished network."""
     if not (probe := summary.get("fewshot")):
@@ -306,20 +297,12 @@ def arm_line(choices: Sequence[Mapping[str, Any]], best: Mapping[str, Any], num_
     return f"{arm}: {score}{', best so far' if best.items() <= choice.items() else ''}"
 
 
-def run_line(summary: Mapping[str, Any], number: int, num_runs: int) -> str:
-    """Return the progress line of a finished final run."""
-    scores, count = summary["runs"][0], summary["num_eval_examples"]
+def run_line(title: str, scores: Mapping[str, Any], count: int) -> str:
+    """Return the progress line of a finished final run or fold, with its scores on this many images."""
     accuracy = ""
     if "top1" in scores:
         accuracy = f"top-1 {accuracy_text(scores['top1'], interval_of(scores['top1'], count), count)}, "
-    return f"run {number} of {num_runs}, seed {scores['seed']}: {accuracy}loss {scores['loss']:.4f}"
-
-
-def fold_line(summary: Mapping[str, Any], number: int, num_folds: int) -> str:
-    """Return the progress line of a finished fold."""
-    accuracy, count = summary["top1"], summary["num_eval_examples"]
-    text = accuracy_text(accuracy, interval_of(accuracy, count), count)
-    return f"fold {number} of {num_folds}: top-1 {text}, loss {summary['loss']:.4f}"
+    return f"{title}: {accuracy}loss {scores['loss']:.4f}"
 
 
 def _plan(plan: dict[str, Any]) -> str:

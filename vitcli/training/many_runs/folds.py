@@ -39,7 +39,7 @@ from vitcli.training.many_runs.sweep_results import plan_of_all, totals_of
 from vitcli.training.methods import out_of_fold
 from vitcli.training.methods.out_of_fold import OutOfFold
 from vitcli.training.setup import RunOptions, initial_model
-from vitcli.training.text import fold_line
+from vitcli.training.text import run_line
 
 SEEN = ("num_held_out_copies", "num_held_out_seen")
 
@@ -138,7 +138,8 @@ class CrossValidation:
         def log(number: int, summary: dict[str, Any]) -> None:
             run_dir = str(paths[number].relative_to(self.runs.path))
             self.runs.log({"fold": number + 1, **_scores_of(summary), "run_dir": run_dir})
-            self.shared.progress.note(fold_line(summary, number + 1, len(paths)))
+            fold, count = f"fold {number + 1} of {len(paths)}", summary["num_eval_examples"]
+            self.shared.progress.note(run_line(fold, summary, count))
 
         return self.runs.train(Stage(list(zip(paths, self._fold_recipes(), strict=True)), title, log))
 

@@ -215,6 +215,7 @@ class Sweep:
             run_dir = str(jobs[number][0].relative_to(path))
             self.runs.log({"run": {"seed": scores["seed"]}, **scores, "run_dir": run_dir})
             if count > 1:
-                self.shared.progress.note(run_line(summary, number + 1, count))
+                title = f"run {number + 1} of {count}, seed {scores['seed']}"
+                self.shared.progress.note(run_line(title, scores, summary["num_eval_examples"]))
 
         return self.runs.train(Stage(jobs, lambda number: f"run {number + 1} of {count}", log))
