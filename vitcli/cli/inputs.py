@@ -143,16 +143,7 @@ def data_of_run(ckpt: str) -> dict[str, Any]:
     from vitcli.recipe.reading import WHICH_DATA, reading_keys
 
     folder = run_folder.folder_of(ckpt)
-    if folder is None:
-        return {}
-    recipe, is_here = run_folder.recipe_of(folder)
-    if not is_here:
-        raise DataError(
-            f"the data set of the run is no longer where it was: {recipe.data.dataset}",
-            where=f"recipe key data.dataset in {folder / run_folder.RECIPE}",
-            fix="name it, where it is now: --dataset DATA",
-        )
-    return reading_keys(recipe.data, WHICH_DATA)
+    return reading_keys(run_folder.recipe_with_data(folder).data, WHICH_DATA) if folder else {}
 
 
 def check_recipe(recipe: "Recipe") -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitcli.data import classes as data_classes
 from vitcli.data import dataset, demo, loader
+from vitcli.data.classes import match_class_names
 from vitcli.data.dataset import DataSet
 from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
@@ -118,13 +118,8 @@ def _open_held_out(weights: Weights) -> Split | None:
 
 
 def _in_order_of_classes(split: Split, weights: Weights) -> Split:
-    matched, _ = data_classes.match_class_names(
-        data_classes.spelled_as(split, weights.class_names),
-        weights.class_names,
-        num_classes=weights.architecture.num_classes,
-        ckpt=weights.source,
-    )
-    return matched
+    num_classes = weights.architecture.num_classes
+    return match_class_names(split, weights.class_names, num_classes=num_classes, ckpt=weights.source)[0]
 
 
 def open_for_scales(weights: Weights, given: Sequence[str]) -> Split:

@@ -15,12 +15,14 @@ def match_class_names(
 ) -> tuple[Split, bool]:
     """Relabel a split in the order of a checkpoint's classes; also return whether that changed any label.
 
-    Classes are matched by name where both sides have names, else by number. By name the data may have only
-    some of the checkpoint's classes, and classes without images that the checkpoint does not know.
+    Classes are matched by name, as `spelled_as` spells them, where both sides have names, else by number. By
+    name the data may have only some of the checkpoint's classes, and classes without images that the
+    checkpoint does not know.
 
     Raises:
         DataError: the data have other classes; or, without names, another number of them.
     """
+    split = spelled_as(split, class_names)
     names = split.class_names
     fix = "evaluate on data with the checkpoint's classes, or fine-tune the checkpoint on this data"
     if class_names is not None and names is not None:

@@ -303,6 +303,18 @@ def recipe_of(folder: Path) -> tuple[Recipe, bool]:
     return recipe.model_copy(update={"data": data, "model": model}), is_there
 
 
+def recipe_with_data(folder: Path) -> Recipe:
+    """Return the recipe of a run as `recipe_of` does; DataError if its data set is not there."""
+    recipe, is_there = recipe_of(folder)
+    if not is_there:
+        raise DataError(
+            f"the data set of the run is no longer where it was: {recipe.data.dataset}",
+            where=f"recipe key data.dataset in {folder / RECIPE}",
+            fix="name it, where it is now: --dataset DATA",
+        )
+    return recipe
+
+
 def is_data_of(recipe: Recipe, dataset: str | None) -> bool:
     """Return whether a name of a data set is that of a run, whose recipe `recipe_of` has returned."""
     if dataset is None or recipe.data.dataset is None:

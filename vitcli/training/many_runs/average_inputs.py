@@ -1,6 +1,5 @@
 """What `vit average` is given: runs, read one after the other, and images; refused where no average is."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,14 +7,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from vitcli.data import classes as data_classes
+from vitcli.data.classes import match_class_names
 from vitcli.data.dataset import from_section
 from vitcli.data.seen_images import SeenImages, never_trained_on
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError, WeightsError
-from vitcli.io.files import open_regular
 from vitcli.models.architecture import Architecture
 from vitcli.output import run_folder
+from vitcli.output.atomic import digest_of_file
 from vitcli.output.run_folder import REPEATS
 from vitcli.output.summaries import TrainingSummary, read
 from vitcli.output.text import first_few
@@ -124,19 +123,16 @@ def _read_run(path: Path) -> FinishedRun:
         fix = "average runs of vit finetune"
         raise WeightsError("the run has no accuracy to compare by", where=f"RUN {path}", fix=fix)
     weights = read_weights(str(path), quiet=True)
-    with open_regular(path / run_folder.WEIGHTS) as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    recipe, _ = run_folder.recipe_of(path)
     return FinishedRun(
         path,
         summary,
-        recipe,
+        run_folder.recipe_of(path)[0],
         weights.architecture,
         weights.preprocessing,
         weights.class_names,
         weights.metadata,
         tuple(weights.state),
-        sha256,
+        digest_of_file(path / run_folder.WEIGHTS).hex(),
     )
 
 
@@ -206,26 +202,16 @@ def usable_dev(dev: Split, runs: Sequence[FinishedRun], *, is_held_out: bool) ->
 
 def in_classes_of(split: Split, run: FinishedRun) -> Split:
     """Return a split with its labels in the order of the classes of a run."""
-    spelled = data_classes.spelled_as(split, run.class_names)
-    matched, _ = data_classes.match_class_names(
-        spelled, run.class_names, num_classes=run.arch.num_classes, ckpt=str(run.path)
-    )
-    return matched
+    num_classes = run.arch.num_classes
+    return match_class_names(split, run.class_names, num_classes=num_classes, ckpt=str(run.path))[0]
 
 
 def with_data(run: FinishedRun, dataset: str | None) -> Recipe:
     """Return the recipe of a run with its data set where it is now."""
-    recipe, is_there = run_folder.recipe_of(run.path)
-    if dataset:
-        data = recipe.data.model_copy(update={"dataset": dataset})
-        return recipe.model_copy(update={"data": data})
-    if not is_there:
-        raise DataError(
-            f"the data set of the runs is no longer where it was: {recipe.data.dataset}",
-            where=f"recipe key data.dataset in {run.path / run_folder.RECIPE}",
-            fix="name it, where it is now: --dataset DATA",
-        )
-    return recipe
+    if not dataset:
+        return run_folder.recipe_with_data(run.path)
+    recipe, _ = run_folder.recipe_of(run.path)
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"dataset": dataset})})
 
 
 def open_named_dev(recipe: Recipe, name: str, runs: Sequence[FinishedRun]) -> Split:
