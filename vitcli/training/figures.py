@@ -49,7 +49,8 @@ def training_curves(
                 _plot(axes, evals_at, [record["eval"]["loss"] for record in evals], ORANGE, "held out")
                 axes.legend()
             rate, axes = _by_step("learning rate", num_steps)
-            updates = _spread(num_steps)
+            # All updates, or of a long run as many as make a smooth curve.
+            updates = sorted({*range(0, num_steps, max(1, num_steps // MOST_POINTS)), num_steps - 1})
             _plot(axes, [update + 1 for update in updates], list(map(lr_at, updates)), BLUE)
             figures |= {"loss": loss, "learning_rate": rate}
         kinds = [key for key in ACCURACIES if evals and evals[0]["eval"].get(key) is not None]
@@ -105,12 +106,6 @@ def _error_bar(axes: Axes, x: float, y: float, interval: Sequence[float], colour
     # A mean of runs, or rounding, can lie a hair outside.
     bars = [[max(0.0, y - low)], [max(0.0, high - y)]]
     axes.errorbar([x], [y], bars, color=colour, capsize=3, linewidth=1, fmt="none")
-
-
-def _spread(num_steps: int) -> list[int]:
-    """Return all updates of a run, or of a long one as many as make a smooth curve."""
-    step = max(1, num_steps // MOST_POINTS)
-    return sorted({*range(0, num_steps, step), num_steps - 1})
 
 
 def _figure() -> tuple[Figure, Axes]:

@@ -115,7 +115,14 @@ def _check(model: Model, objective: Objective) -> None:
             where="--keep-head (recipe key model.head)",
             fix="leave it out, or name a checkpoint with --ckpt",
         )
-    _check_what_is_trained(model)
+    if model.ckpt == FRESH:
+        refuse_for_fresh_weights(model)
+    if model.lora_rank and model.freeze == BACKBONE:
+        raise VitError(
+            "with the whole backbone frozen there is nothing for LoRA to correct",
+            where="recipe keys model.freeze and model.lora_rank",
+            fix="leave one of them out, or freeze a number of blocks",
+        )
     if model.pre_logits or objective.head_bias:
         raise VitError(
             "fine-tuning replaces the head by one layer of zeros (paper, section 3.2)",
@@ -128,16 +135,4 @@ def _check(model: Model, objective: Objective) -> None:
             f"a checkpoint has its own {' and '.join(changed)}",
             where=", ".join(f"recipe key model.{key}" for key in changed),
             fix="leave them out; they are for fresh networks (vit pretrain, or --ckpt random)",
-        )
-
-
-def _check_what_is_trained(model: Model) -> None:
-    """Refuse to leave fresh weights as they are, and adapters of frozen layers."""
-    if model.ckpt == FRESH:
-        refuse_for_fresh_weights(model)
-    if model.lora_rank and model.freeze == BACKBONE:
-        raise VitError(
-            "with the whole backbone frozen there is nothing for LoRA to correct",
-            where="recipe keys model.freeze and model.lora_rank",
-            fix="leave one of them out, or freeze a number of blocks",
         )

@@ -90,7 +90,11 @@ class TrainingRun:
         check_shared(self.runtime, self.path)
         try:
             # Build the model's state, or load the last checkpoint into it.
-            self.state = self._resumed_state()
+            self.state = build_state(self.job)
+            if self._makes_plans:
+                self._follow_recorded_plans()
+            self.state.limit = self._time_limit()
+            resume(self.state, self.job, self.path, self.folder)
             self.runtime.on_main(self._start_tracking)
             self.evaluation = self._evaluation(self.state)
 
@@ -219,14 +223,6 @@ class TrainingRun:
         show = self.job.progress.detail if options.title else self.job.progress.note
         show(f"{notes.of_length(self.job.plan, self.recipe)}, into {path}")
         return path
-
-    def _resumed_state(self) -> TrainingState:
-        state = build_state(self.job)
-        if self._makes_plans:
-            self._follow_recorded_plans()
-        state.limit = self._time_limit()
-        resume(state, self.job, self.path, self.folder)
-        return state
 
     @property
     def _makes_plans(self) -> bool:

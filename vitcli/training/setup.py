@@ -311,12 +311,13 @@ def _look_at_images(
     """Find unreadable images before anything is loaded or written; return `contents`, and their places."""
     if options.dry_run:
         return (SplitContents(), SplitContents()), []
+    out = None if options.overwrite else options.out
     return contents_of(
         splits.own,
         runtime=runtime,
         num_threads=options.workers or loader.default_threads(runtime.cores),
         on_bad_image=recipe.data.on_bad_image,
-        decode=not runtime.on_main(lambda: _has_checkpoint(options)),
+        decode=not runtime.on_main(lambda: out and run_folder.newest_checkpoint_step(out) is not None),
     )
 
 
@@ -325,11 +326,6 @@ def progress_of(options: RunOptions, runtime: Runtime) -> Progress:
     return Progress(
         quiet=options.quiet, verbose=options.verbose, noted=options.noted, is_main=runtime.is_main
     )
-
-
-def _has_checkpoint(options: RunOptions) -> bool:
-    is_kept = options.out is not None and not options.overwrite
-    return is_kept and run_folder.newest_checkpoint_step(options.out) is not None
 
 
 def _check_options(recipe: Recipe, options: RunOptions) -> None:
