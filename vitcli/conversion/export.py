@@ -240,6 +240,12 @@ def as_text(result: dict[str, Any]) -> str:
         "pt2": Verbatim(f"torch.export.load({out!r}).module()(images)"),
     }
     command, takes = ("predict", "IMAGES") if num_classes else ("finetune", "--dataset DATA")
+    gate = ""
+    if verdict := result.get("gate"):
+        both = (
+            f"{verdict['top1_exported']:.2%} of {count_of(verdict['num_images'], 'image')}, the checkpoint "
+        )
+        gate = f"{both}{verdict['top1_checkpoint']:.2%}; at most {verdict['highest_drop']:.2%} lost (95 %)"
     rows = [
         ("model", f"{model_text(result)}; {size_text(result['resolution'])} px"),
         ("pixels", result["preprocessing"]),
@@ -247,20 +253,13 @@ def as_text(result: dict[str, Any]) -> str:
         ("compared on", f"{count_of(result['num_images'], 'image')}{of_which}"),
         ("difference", f"{result['max_abs_difference']:.2g}, relative {result['max_rel_difference']:.2g}"),
         *([] if agreement is None else [("same top-1", f"{agreement:.2%}")]),
-        *([("gate", _gate_text(result["gate"]))] if "gate" in result else []),
+        *([("gate", gate)] if gate else []),
         *([("speed", comparison.speed_text(result["speed"]))] if "speed" in result else []),
         *_written(result),
         ("use", usage.get(result["format"], Verbatim(f"vit {command} --ckpt {shlex.quote(out)} {takes}"))),
     ]
     snippet = result.get("snippet")
     return pairs(rows) + (f"\nin Python (pip install onnxruntime pillow):\n\n{snippet}" if snippet else "")
-
-
-def _gate_text(verdict: dict[str, Any]) -> str:
-    return (
-        f"{verdict['top1_exported']:.2%} of {count_of(verdict['num_images'], 'image')}, the checkpoint "
-        f"{verdict['top1_checkpoint']:.2%}; at most {verdict['highest_drop']:.2%} lost (95 %)"
-    )
 
 
 def _written(result: dict[str, Any]) -> list[tuple[str, str]]:

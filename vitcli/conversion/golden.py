@@ -46,11 +46,12 @@ def write_golden(path: Path, split: Split, preprocessing: Preprocessing, *, prec
         image_HWC = loader.read_example(few, row)[0]
         image_HWC = _shrunk(image_HWC) if network.takes_any_size else preprocessing(image_HWC)
         outputs_K = network.answers(torch.from_numpy(image_HWC.copy())[None])[0].double().numpy()
-        kept = _kept(outputs_K)
+        kept, png = _kept(outputs_K), io.BytesIO()
+        Image.fromarray(image_HWC).save(png, "PNG", optimize=True)
         entries.append(
             {
                 "image": few.where_is(row).rpartition("/")[2],
-                "png": base64.b64encode(_as_png(image_HWC)).decode(),
+                "png": base64.b64encode(png.getvalue()).decode(),
                 "outputs": {str(k): float(f"{outputs_K[k]:.7g}") for k in kept.tolist()},
             }
         )
@@ -200,9 +201,3 @@ def _shrunk(image_HWC: np.ndarray) -> np.ndarray:
     image = Image.fromarray(image_HWC)
     image.thumbnail((MOST_SIDE, MOST_SIDE))
     return np.asarray(image)
-
-
-def _as_png(image_HWC: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(image_HWC).save(buffer, "PNG", optimize=True)
-    return buffer.getvalue()
