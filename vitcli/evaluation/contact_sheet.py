@@ -64,13 +64,14 @@ def write(path: Path, result: Mapping[str, Any], rows: Sequence[int], sheet: Con
         rows: of its predictions.
     """
     predictions, num_unreadable = result["predictions"], len(result["unreadable"])
-    doubtful = (
-        [f"{sum(bool(_doubts(each)) for each in predictions):,} doubtful"] if _knows_doubt(result) else []
-    )
+    knows_doubt = {UNSURE, "prediction_set", "margin"} & predictions[0].keys()
+    doubtful = [f"{sum(bool(_doubts(each)) for each in predictions):,} doubtful"] if knows_doubt else []
     left_out = first_few(result["left_out_files"], total=result["num_left_out_files"])
     body = _body(result, rows, sheet)
+    tables = [_thresholds(result["selective"])] if "selective" in result else []
+    tables += [_not_predicted(result["unreadable"])] if num_unreadable else []
     page = html.page(
-        _tables(result),
+        tables,
         [PageFigure("Images", "Each image as the network sees it.", body, is_wide=True)],
         title="Predictions",
         summary=[
@@ -118,12 +119,6 @@ def _doubts(prediction: Mapping[str, Any]) -> list[str]:
     return doubts
 
 
-def _knows_doubt(result: Mapping[str, Any]) -> bool:
-    """Return whether anything is known that would speak against a prediction."""
-    first = result["predictions"][0]
-    return bool({UNSURE, "prediction_set", "margin"} & first.keys())
-
-
 def _counts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return how many images each class is predicted for, the most frequent first; of numbers their range."""
     predictions = result["predictions"]
@@ -159,12 +154,6 @@ def _explanations(result: Mapping[str, Any], *, num_shown: int) -> list[str]:
             f"The classes of which one is right in {SHOWN} % of images are named where they are several."
         )
     return sentences
-
-
-def _tables(result: Mapping[str, Any]) -> list[Table]:
-    """Return the tables below the images: thresholds, and files without a prediction."""
-    tables = [_thresholds(result["selective"])] if "selective" in result else []
-    return tables + ([_not_predicted(result["unreadable"])] if result["unreadable"] else [])
 
 
 def _thresholds(about: Mapping[str, Any]) -> Table:

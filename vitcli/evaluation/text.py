@@ -139,7 +139,9 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     rows += [("weakest", weakest)] if weakest else []
     rows += skipped(result)
     # How they were computed, and the files written.
-    rows += [("model", model_text(result)), ("pixels", _pixels(result)), ("speed", speed(result))]
+    mirrored = "; mean with the mirror image" if "tta" in result else ""
+    pixels = f"{result['preprocessing']}, {result['preprocessing_from']}{mirrored}"
+    rows += [("model", model_text(result)), ("pixels", pixels), ("speed", speed(result))]
     if has_classes and "out" in result and result["num_eval_examples"] < LEAST_CALIBRATED:
         few = f"its bins would be chance with fewer than {LEAST_CALIBRATED} images"
         rows.append(("left out", f"reliability.png: {few}"))
@@ -163,11 +165,6 @@ def _prediction_sets(result: dict[str, Any]) -> list[tuple[str, str]]:
         for level, row in result.get("prediction_sets", {}).items()
     ]
     return [("sets", "; ".join(sets))] if sets else []
-
-
-def _pixels(result: dict[str, Any]) -> str:
-    mirrored = "; mean with the mirror image" if "tta" in result else ""
-    return f"{result['preprocessing']}, {result['preprocessing_from']}{mirrored}"
 
 
 def _images(result: dict[str, Any]) -> str:
@@ -286,10 +283,13 @@ def predictions_as_text(result: dict[str, Any], *, is_brief: bool | None = None)
     predictions = result["predictions"]
     brief = len(predictions) > FEW if is_brief is None else is_brief
     if any("labels" in entry for entry in predictions):
-        return _predicted_labels(predictions) + _end_of_predictions(result)
-    if result.get("target"):
-        return _predicted_numbers(result, predictions) + _end_of_predictions(result)
-    table = _brief_predictions(predictions) if brief else _all_predictions(predictions)
+        table = _predicted_labels(predictions)
+    elif result.get("target"):
+        columns: Columns = {"image": "text", result["target"]["name"]: "number"}
+        rows = [(entry["file"], f"{entry['value']:.6g}") for entry in predictions]
+        table = simple_table(columns, rows).as_text()
+    else:
+        table = _brief_predictions(predictions) if brief else _all_predictions(predictions)
     return table + _end_of_predictions(result)
 
 
@@ -308,19 +308,26 @@ def _predicted_labels(predictions: list[dict[str, Any]]) -> str:
     return simple_table({"image": "text", "labels": "text"}, rows).as_text()
 
 
-def _predicted_numbers(result: dict[str, Any], predictions: list[dict[str, Any]]) -> str:
-    columns: Columns = {"image": "text", result["target"]["name"]: "number"}
-    return simple_table(
-        columns, [(entry["file"], f"{entry['value']:.6g}") for entry in predictions]
-    ).as_text()
-
-
 def _end_of_predictions(result: dict[str, Any]) -> str:
+    """Return what is left out, what --threshold and --sort-into have done or which threshold to take."""
     # Images that cannot be read are part of the result where they are skipped; else the error names them.
     unreadable = result.get("unreadable", ()) if result.get("on_bad_image") == "skip" else ()
     lines = (f"left out: {plain(entry['file'])} ({plain(entry['message'])})\n" for entry in unreadable)
-    written = pairs([("written", Verbatim(result["out"]))]) if "out" in result else ""
-    return "".join(lines) + _sorted(result) + written
+    rows = []
+    if "threshold" in result:
+        count = sum(prediction["unsure"] for prediction in result["predictions"])
+        rows.append(("unsure", f"{count} of {len(result['predictions'])}, below {result['threshold']:g}"))
+    elif "selective" in result:
+        rows.append(("threshold", result["selective"]["advice"]))
+    if "sorted_into" in result:
+        counts = result["sorted_counts"]
+        largest = sorted(counts.items(), key=lambda named: -named[1])[:FOLDERS]
+        most = ", ".join(f"{name} {count}" for name, count in largest)
+        left = len(counts) - FOLDERS
+        more = f" and {count_of(left, 'more folder')}" if left > 0 else ""
+        rows += [("copied", f"{most}{more}"), ("into", Verbatim(result["sorted_into"]))]
+    rows += [("written", Verbatim(result["out"]))] if "out" in result else []
+    return "".join(lines) + pairs(rows)
 
 
 def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
@@ -348,10 +355,6 @@ def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
     return "\n".join(tables)
 
 
-def _class_of(prediction: dict[str, Any], first: dict[str, Any]) -> str:
-    return f"unsure: {first['class']}" if prediction.get("unsure") else first["class"]
-
-
 def _remark(prediction: dict[str, Any]) -> str:
     """Return what speaks against a prediction; "" if nothing does, or nothing is known."""
     names = prediction.get("prediction_set", ())
@@ -372,25 +375,6 @@ def _short_remark(prediction: dict[str, Any]) -> str:
     return ", ".join(filter(None, ("unsure" if prediction.get("unsure") else "", remark)))
 
 
-def _sorted(result: dict[str, Any]) -> str:
-    """Return what --threshold and --sort-into have done, or which threshold to take, a line each."""
-    rows = []
-    if "threshold" in result:
-        count = sum(prediction["unsure"] for prediction in result["predictions"])
-        rows.append(("unsure", f"{count} of {len(result['predictions'])}, below {result['threshold']:g}"))
-    elif "selective" in result:
-        rows.append(("threshold", result["selective"]["advice"]))
-    if "sorted_into" in result:
-        counts = result["sorted_counts"]
-        largest = sorted(counts.items(), key=lambda named: -named[1])[:FOLDERS]
-        most = ", ".join(f"{name} {count}" for name, count in largest)
-        left = len(counts) - FOLDERS
-        more = f" and {count_of(left, 'more folder')}" if left > 0 else ""
-        rows.append(("copied", f"{most}{more}"))
-        rows.append(("into", Verbatim(result["sorted_into"])))
-    return pairs(rows)
-
-
 def _all_predictions(predictions: list[dict[str, Any]]) -> str:
     columns: dict[str, Kind] = {"image": "text", "class": "text", "probability": "number"}
     if has_remarks := any(map(_remark, predictions)):
@@ -398,7 +382,7 @@ def _all_predictions(predictions: list[dict[str, Any]]) -> str:
     rows = [
         (
             "" if rank else prediction["file"],
-            entry["class"] if rank else _class_of(prediction, entry),
+            f"unsure: {entry['class']}" if prediction.get("unsure") and not rank else entry["class"],
             percent(entry["probability"]),
             *(("" if rank else _remark(prediction),) if has_remarks else ()),
         )
