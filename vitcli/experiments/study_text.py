@@ -19,7 +19,13 @@ def as_text(result: Mapping[str, Any]) -> str:
         ("compute", f"{compute_text(result['exaflops'])} in total, without the scoring"),
         ("scored by", result["score"]["name"]),
     ]
-    return f"{_plan(result).as_text()}\n{pairs(foot)}"
+    numbers = ("parameters", "images", "epochs", "steps", "images seen", "exaFLOPs")
+    rows = []
+    for run in result["cells"]:
+        cells = [run["name"], f"{run['params']:,}", f"{run['num_examples']:,}", f"{run['epochs']:.4g}"]
+        rows.append([*cells, f"{run['steps']:,}", f"{run['images_seen']:,}", exaflops(run["exaflops"])])
+    plan = simple_table({"run": "id", **dict.fromkeys(numbers, "number")}, rows)
+    return f"{plan.as_text()}\n{pairs(foot)}"
 
 
 def as_markdown(result: Mapping[str, Any]) -> str:
@@ -59,15 +65,6 @@ def _foot(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [("accuracy", result["score"]["name"]), ("front", front)]
     rows += [("unfinished", f"{unfinished} of {result['num_cells']} runs")] if unfinished else []
     return [*rows, ("figures", " ".join(result["figures"]) or "-")]
-
-
-def _plan(result: Mapping[str, Any]) -> Table:
-    numbers = ("parameters", "images", "epochs", "steps", "images seen", "exaFLOPs")
-    rows = []
-    for run in result["cells"]:
-        cells = [run["name"], f"{run['params']:,}", f"{run['num_examples']:,}", f"{run['epochs']:.4g}"]
-        rows.append([*cells, f"{run['steps']:,}", f"{run['images_seen']:,}", exaflops(run["exaflops"])])
-    return simple_table({"run": "id", **dict.fromkeys(numbers, "number")}, rows)
 
 
 def _percent(fraction: float | None) -> str:

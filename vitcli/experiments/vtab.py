@@ -76,7 +76,10 @@ def finetune_tasks(
     Returns:
         The object of --json, also written to OUT/summary.json after each task.
     """
-    folder = out or _default_folder(recipes)
+    # The default folder is without the time, so that the same command resumes.
+    model = next(iter(recipes.values())).model
+    word = Path(model.ckpt or "").name + (f"-{model.name}" if model.name else "")
+    folder = out or Path("runs", f"finetune-{VTAB}-{run_folder.slug(word, merge=False)}")
     run_folder.refuse_run(folder, VTAB)
 
     def run(task: str) -> dict[str, Any]:
@@ -199,13 +202,6 @@ def vtab_scores(top1_by_task: Mapping[str, float], group_of: Mapping[str, str]) 
 
     groups = {name: mean([task for task, group in group_of.items() if group == name]) for name in GROUPS}
     return {"groups": groups, "top1": mean(list(group_of))}
-
-
-def _default_folder(recipes: Mapping[str, Recipe]) -> Path:
-    """Return the default folder of a checkpoint, without the time, so that the same command resumes."""
-    first = next(iter(recipes.values())).model
-    word = Path(first.ckpt or "").name + (f"-{first.name}" if first.name else "")
-    return Path("runs", f"finetune-{VTAB}-{run_folder.slug(word, merge=False)}")
 
 
 def _check_data(tasks: Sequence[str], recipes: Mapping[str, Recipe]) -> None:

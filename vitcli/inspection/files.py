@@ -47,7 +47,15 @@ def write_all(out: Path, inspections: Sequence[Inspection], *, began_at: float) 
     _save(out, both)
 
     # The page, and last the JSON object.
-    write_text(out / PAGE, _page(results, _page_figures(results, each, both)))
+    tables = (inspection_text.by_layer(results), inspection_text.table_left_out(results))
+    page = output_html.page(
+        [table for table in tables if table],
+        _page_figures(results, each, both),
+        title=f"Inside {' and '.join(dict.fromkeys(result['model'] for result in results))}",
+        summary=inspection_text.facts(results),
+        command="vit inspect",
+    )
+    write_text(out / PAGE, page)
     result = results[0]
     if not is_single:
         comparison = compared(inspections) | {"figures": list(both)}
@@ -164,15 +172,3 @@ def _page_figures(
         _, heading = inspection_text.FIGURES[name]
         page_figures.append(PageFigure(heading, caption, svg, is_wide=is_wide))
     return page_figures
-
-
-def _page(results: Sequence[Mapping[str, Any]], page_figures: Sequence[PageFigure]) -> str:
-    tables = (inspection_text.by_layer(results), inspection_text.table_left_out(results))
-    models = dict.fromkeys(result["model"] for result in results)
-    return output_html.page(
-        [table for table in tables if table],
-        page_figures,
-        title=f"Inside {' and '.join(models)}",
-        summary=inspection_text.facts(results),
-        command="vit inspect",
-    )
