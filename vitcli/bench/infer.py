@@ -82,7 +82,8 @@ def measure_infer(
         for recipe in recipes:
             for side in sides or (None,):
                 row = _row(recipe, side, runtime, progress, options, largest_batch=largest_batch)
-                progress.note(_line(row))
+                rate = "out of memory" if row["out_of_memory"] else f"{row['images_per_s']:,.0f} images/s"
+                progress.note(f"{row['model']} at {size_text(row['resolution'])} px: {rate}")
                 rows.append(row)
                 free_memory()
         result = {
@@ -277,8 +278,3 @@ def _forward(case: Case, runtime: Runtime, size: int) -> None:
         )
     )
     synchronize(runtime.device)
-
-
-def _line(row: dict[str, Any]) -> str:
-    rate = "out of memory" if row["out_of_memory"] else f"{row['images_per_s']:,.0f} images/s"
-    return f"{row['model']} at {size_text(row['resolution'])} px: {rate}"

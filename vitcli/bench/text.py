@@ -49,10 +49,11 @@ def _train(result: Mapping[str, Any]) -> str:
     part = result["per_device_batch"]
     parts = "" if part == result["batch_size"] else f" in parts of {part}"
     step = f"{1e3 * result['step_s']:,.1f} ms for {result['batch_size']} images{parts}"
+    limit = f"{result['fraction_of_limit']:.1%} of {_flops_text(result['limit_flops_per_s'])}"
     rows = [
         ("speed", _speed(result, result)),
         ("step", f"{step}; {result['overhead_fraction']:.1%} outside forward, backward, optimizer"),
-        ("limit", _limit(result)),
+        ("limit", f"{limit}, matrix products alone in {result['precision']}"),
         ("data wait", f"{result['data_wait_fraction']:.1%} of the time"),
         ("CPU time", f"{1e3 * result['cpu_s_per_image']:.2f} ms per image"),
         ("memory", _memory(result)),
@@ -101,11 +102,6 @@ def _speed(result: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     low, high = result["images_per_s_range"]
     laps = f"{count_of(about['repeats'], 'lap')} of {count_of(about['steps'], 'step')}"
     return f"{_per_s(result['images_per_s'])} images/s ({_per_s(low)} to {_per_s(high)} in {laps})"
-
-
-def _limit(result: Mapping[str, Any]) -> str:
-    rate = _flops_text(result["limit_flops_per_s"])
-    return f"{result['fraction_of_limit']:.1%} of {rate}, matrix products alone in {result['precision']}"
 
 
 def _flops_range(rates: list[float]) -> str:

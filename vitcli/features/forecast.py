@@ -314,18 +314,13 @@ def figure(result: dict[str, Any]) -> Figure:
         axes.axhline(ceiling, color="#888888", linewidth=1, linestyle=":", label="any number of images")
 
         axes.set_xscale("log")
-        _mark_images(axes, [at[0], at[-1], *ahead[1:]])
+        axes.set_xticks([at[0], at[-1], *ahead[1:]])  # and at no other numbers
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.minorticks_off()
         axes.set_xlabel("training images")
         axes.set_ylabel("top-1 accuracy (%)")
         lowest = min(value - std for value, std in zip(measured, spread, strict=True))
         axes.set_ylim(percent_limits([lowest, *bounds["low"], *bounds["high"], ceiling]))
         axes.legend(loc="lower right", fontsize=8)
     return plot
-
-
-def _mark_images(axes: Any, images: Sequence[int]) -> None:
-    """Label an axis of images at these numbers alone."""
-    axes.set_xticks(images)
-    axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.minorticks_off()

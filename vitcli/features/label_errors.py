@@ -167,7 +167,19 @@ def _suspects(extractor: FeatureExtractor, split: Split) -> tuple[dict[str, Any]
     nearest_MN = nearest_rows(features_ND, first, count=NUM_NEIGHBOURS, groups_N=groups_N)
     names = split.readable_class_names
     places = places_of(split, rows_N)
-    records = _records(found, rows_N, [names[label] for label in labels_N], names, places)
+    records = [
+        {
+            "named": rank < found.num_named,
+            "row": int(rows_N[i]),
+            "place": places[i],
+            "label": names[labels_N[i]],
+            "probability": float(found.label_N[rank]),
+            "other": names[found.other_N[rank]],
+            "other_probability": float(found.other_probability_N[rank]),
+            "margin": float(found.margin_N[rank]),
+        }
+        for rank, i in enumerate(found.rows_N.tolist())
+    ]
     listed = [
         record | {"neighbours": [
             {"row": int(rows_N[i]), "place": places[i], "label": names[labels_N[i]]} for i in nearest
@@ -190,29 +202,6 @@ def _suspects(extractor: FeatureExtractor, split: Split) -> tuple[dict[str, Any]
         "computed_rows": computed.num_computed,
         "rows": records,
     }, listed
-
-
-def _records(
-    found: LabelProbabilities,
-    rows_N: np.ndarray,
-    labels: Sequence[str],
-    names: Sequence[str],
-    places: Sequence[str],
-) -> list[dict[str, Any]]:
-    """Return a record of each image whose label was checked, the most suspicious first."""
-    return [
-        {
-            "named": rank < found.num_named,
-            "row": int(rows_N[i]),
-            "place": places[i],
-            "label": labels[i],
-            "probability": float(found.label_N[rank]),
-            "other": names[found.other_N[rank]],
-            "other_probability": float(found.other_probability_N[rank]),
-            "margin": float(found.margin_N[rank]),
-        }
-        for rank, i in enumerate(found.rows_N.tolist())
-    ]
 
 
 def find_suspects(

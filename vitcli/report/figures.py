@@ -204,7 +204,9 @@ def _chart(
                 axes.plot(*point, "o", color=colour, **ring)
         axes.set(xlabel=x, ylabel=y)
         if y.endswith("%"):
-            axes.set_ylim(percent_limits(_values(lines)))
+            values = [value for line, _ in lines for strand in line.strands for _, value in strand]
+            values += [bound for line, _ in lines for _, *bounds in line.bars for bound in bounds]
+            axes.set_ylim(percent_limits(values))
         if is_log:
             axes.set_xscale("log")
         if has_points:  # a tick at each point, or at every second, third ... of many
@@ -215,12 +217,6 @@ def _chart(
         else:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=[1, 2, 5, 10]))
     return _svg(figure, label, lines)
-
-
-def _values(lines: Sequence[tuple[Line, str]]) -> list[float]:
-    """Return all values of lines and the ends of their error bars."""
-    points = [value for line, _ in lines for strand in line.strands for _, value in strand]
-    return points + [bound for line, _ in lines for _, *bounds in line.bars for bound in bounds]
 
 
 def _interval_bar(at: float, top1: float, count: int | None, known: Sequence[float] = ()) -> tuple:

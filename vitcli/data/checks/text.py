@@ -37,10 +37,15 @@ def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
     against = (
         "within itself, each pair once" if is_within else f"{result['num_against']:,} of {result['against']}"
     )
+    files = f"{count_of(result['num_same_file'], 'pair')} of equal files"
     rows = [
         ("checked", f"{num:,} images of {result['split']}"),
         ("against", against),
-        ("same", f"{exact:,} images ({exact / num:.2%}) have an exact copy: {_exact_pairs(result)}"),
+        (
+            "same",
+            f"{exact:,} images ({exact / num:.2%}) have an exact copy: {files}, "
+            f"{result['num_same_pixels']:,} of equal pixels",
+        ),
         ("near", f"{near:,} more ({near / num:.2%}) have a near copy, in {result['num_near']:,} pairs"),
         ("unreadable", _unreadable(result["unreadable"], result["dataset"])),
     ]
@@ -55,11 +60,6 @@ def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("speed", f"{num_seen / result['elapsed_s']:.0f} images/s"))
     rows.append(("written to", result["pairs_file"] or (suspects["out"] if suspects else "")))
     return [(name, text) for name, text in rows if text]
-
-
-def _exact_pairs(result: dict[str, Any]) -> str:
-    files = count_of(result["num_same_file"], "pair")
-    return f"{files} of equal files, {result['num_same_pixels']:,} of equal pixels"
 
 
 def _unreadable(places: list[str], dataset: str | None) -> str | None:
