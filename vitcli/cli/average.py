@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import typer
 
 from vitcli.cli import complete, inputs, options
-from vitcli.cli.options import DATA, MODEL, RUN, TRAIN, Printing, command, given_arguments, launch, option
+from vitcli.cli.help import DATA, MODEL, RUN, TRAIN
+from vitcli.cli.options import Printing, command, given_arguments, launch, option
 
 app = typer.Typer()
 

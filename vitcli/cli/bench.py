@@ -7,19 +7,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vitcli.cli import complete, inputs, options
-from vitcli.cli.help import VitGroup
-from vitcli.cli.options import (
-    ADVANCED,
-    DATA,
-    DEVICES,
-    MODEL,
-    RUN,
-    Printing,
-    command,
-    count_or_auto,
-    launch,
-    option,
-)
+from vitcli.cli.help import ADVANCED, DATA, DEVICES, MODEL, RUN, VitGroup
+from vitcli.cli.options import Printing, command, count_or_auto, launch, option
 from vitcli.errors import VitError
 
 app = typer.Typer(

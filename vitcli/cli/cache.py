@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from vitcli.cli.help import VitGroup
-from vitcli.cli.options import RUN, Printing, command, option
+from vitcli.cli.help import RUN, VitGroup
+from vitcli.cli.options import Printing, command, option
 
 app = typer.Typer(
     cls=VitGroup,

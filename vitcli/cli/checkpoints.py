@@ -6,19 +6,8 @@ from typing import Annotated, Literal
 import typer
 
 from vitcli.cli import complete, inputs, options
-from vitcli.cli.options import (
-    DATA,
-    MANAGE,
-    MODEL,
-    RUN,
-    SIZE_HELP,
-    USE,
-    Printing,
-    command,
-    height_and_width,
-    load_libraries,
-    option,
-)
+from vitcli.cli.help import DATA, MANAGE, MODEL, RUN, USE
+from vitcli.cli.options import SIZE_HELP, Printing, command, height_and_width, load_libraries, option
 
 app = typer.Typer()
 

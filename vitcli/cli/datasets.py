@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from vitcli.cli import complete, inputs, options
-from vitcli.cli.help import VitGroup
-from vitcli.cli.options import DATA, MODEL, RUN, Printing, command, launch, option
+from vitcli.cli.help import DATA, MODEL, RUN, VitGroup
+from vitcli.cli.options import Printing, command, launch, option
 from vitcli.errors import VitError
 
 app = typer.Typer(

@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.help import VitGroup
-from vitcli.cli.options import ADVANCED, RUN, TRAINING, Printing, command, launch, option
+from vitcli.cli.help import ADVANCED, RUN, TRAINING, VitGroup
+from vitcli.cli.options import Printing, command, launch, option
 
 app = typer.Typer(
     cls=VitGroup,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitcli.cli import complete, hints, inputs, options
-from vitcli.cli.options import DATA, MODEL, RUN, USE, Printing, RecipeOptions, command, launch, option
+from vitcli.cli.help import DATA, MODEL, RUN, USE
+from vitcli.cli.options import Printing, RecipeOptions, command, launch, option
 from vitcli.errors import VitError
 from vitcli.output import text
 

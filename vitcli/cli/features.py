@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vitcli.cli import complete, inputs, options
-from vitcli.cli.options import DATA, MODEL, RUN, USE, command, given_arguments, launch, option
+from vitcli.cli.help import DATA, MODEL, RUN, USE
+from vitcli.cli.options import command, given_arguments, launch, option
 from vitcli.errors import VitError
 
 app = typer.Typer()

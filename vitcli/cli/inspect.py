@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from vitcli.cli import inputs, options
-from vitcli.cli.options import DATA, MODEL, RUN, UNDERSTAND, command, launch, option
+from vitcli.cli.help import DATA, MODEL, RUN, UNDERSTAND
+from vitcli.cli.options import command, launch, option
 
 app = typer.Typer()
 

@@ -18,31 +18,13 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vitcli.cli import complete, hints, inputs
-from vitcli.cli.help import (
-    ADVANCED,
-    DATA,
-    DEVICES,
-    MANAGE,
-    MODEL,
-    PANELS,
-    RUN,
-    TRAIN,
-    TRAINING,
-    UNDERSTAND,
-    USE,
-    VitCommand,
-)  # fmt: skip
+from vitcli.cli.help import ADVANCED, DATA, DEVICES, MODEL, PANELS, RUN, TRAINING, VitCommand
 from vitcli.distributed import accelerate_settings, startup
 from vitcli.distributed import device as devices
 from vitcli.distributed import launch as launcher
 from vitcli.distributed.launch import global_rank, report_to_launcher
 from vitcli.errors import VitError
 from vitcli.output import text
-
-__all__ = [
-    "ADVANCED",
-    "DATA", "DEVICES", "MANAGE", "MODEL", "PANELS", "RUN", "TRAIN", "TRAINING", "UNDERSTAND", "USE",
-]  # fmt: skip
 
 BY_RECIPE = "(default: by the recipe)"
 NO_DEFAULTS: Mapping[str, str] = MappingProxyType({})

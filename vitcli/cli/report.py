@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitcli.cli.options import RUN, UNDERSTAND, Printing, command, option
+from vitcli.cli.help import RUN, UNDERSTAND
+from vitcli.cli.options import Printing, command, option
 
 app = typer.Typer()
 Format = Literal["text", "markdown", "csv", "json", "html"]

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vitcli.cli import complete, options
-from vitcli.cli.options import ADVANCED, DATA, MODEL, RUN, UNDERSTAND, command, launch, option
+from vitcli.cli.help import ADVANCED, DATA, MODEL, RUN, UNDERSTAND
+from vitcli.cli.options import command, launch, option
 from vitcli.experiments.reproduce_text import as_list, as_text
 
 app = typer.Typer()

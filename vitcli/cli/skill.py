@@ -9,7 +9,8 @@ import typer
 from typer.core import TyperGroup
 
 from vitcli.cli import help as pages
-from vitcli.cli.options import MANAGE, command
+from vitcli.cli.help import MANAGE
+from vitcli.cli.options import command
 from vitcli.errors import EXIT_CODES
 from vitcli.output import text
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from vitcli.cli import complete, options
-from vitcli.cli.help import VitGroup
-from vitcli.cli.options import RUN, DeviceOptions, Printing, command, launch, option
+from vitcli.cli.help import RUN, VitGroup
+from vitcli.cli.options import DeviceOptions, Printing, command, launch, option
 
 app = typer.Typer(
     cls=VitGroup,

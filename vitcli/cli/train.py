@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from vitcli.cli import inputs, options
-from vitcli.cli.options import ADVANCED, MODEL, RUN, TRAIN, TRAINING, command, launch, option
+from vitcli.cli.help import ADVANCED, MODEL, RUN, TRAIN, TRAINING
+from vitcli.cli.options import command, launch, option
 from vitcli.distributed import launch as launcher
 from vitcli.errors import VitError
 from vitcli.output import text
