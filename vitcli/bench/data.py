@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, count
+from itertools import chain, count, repeat
 from typing import Any
 
 import torch
@@ -164,7 +164,7 @@ def _timm_sides(
             device=cpu,
         )
         sides[name] = Stream(
-            timm_peer.uint8_batches(theirs),
+            chain.from_iterable(repeat(theirs.loader)),  # before it normalises them, which ours leaves too
             cpu,
             images_of=lambda batch: len(batch[0]),
             settle=SETTLE,

@@ -6,7 +6,7 @@ splits, and networks of the same architecture.
 
 import io
 from collections.abc import Callable, Iterator
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -89,11 +89,6 @@ def _plain_transform(data: Data) -> Compose:
     steps += [RandomCrop(data.image_hw)] if data.train_crop == "random" else []
     steps += [RandomHorizontalFlip()] if data.flip else []
     return Compose([*steps, lambda image: np.asarray(image).transpose(2, 0, 1)])
-
-
-def uint8_batches(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches of timm's loader before it normalises them, as ours leaves them to the device."""
-    return chain.from_iterable(repeat(loader.loader))
 
 
 def network(arch: Architecture, *, dropout: float = 0.0, drop_path: float = 0.0) -> nn.Module:

@@ -72,10 +72,21 @@ def measure_train(recipe: Recipe, options: BenchOptions) -> dict[str, Any]:
 
     # Ours in the real loop; where a lap of it ends, the others have their turn.
     _run_loop(job, state, steps, others_after, options)
-    limit, ours = bench.limit(shapes), bench.laps["ours"]
+    limit, ours, recipe = bench.limit(shapes), bench.laps["ours"], job.recipe
     return {
         "command": "bench train",
-        **_about(job),
+        "model": job.start.arch.name,
+        "ckpt": job.start.origin,
+        "dataset": recipe.data.dataset,
+        "cached": recipe.data.cache == "ram",
+        "resolution": recipe.data.image_size,
+        "batch_size": job.plan.batch_size,
+        "per_device_batch": job.plan.per_device_batch,
+        "precision": job.runtime.precision,
+        "compile": job.options.compile,
+        "optimizer": recipe.optimizer.name,
+        "workers": job.options.workers or default_threads(),
+        "flops_per_image": limits.training_flops(job.start.arch),
         "steps": steps,
         "repeats": options.repeats,
         **rates(ours),
@@ -226,21 +237,3 @@ def _timm_side(job: TrainingJob, steps: int, options: BenchOptions) -> Callable[
     )
     work = timm_peer.train_steps(model, batches, recipe, runtime.device, runtime.precision)
     return Stream(work, runtime.device, images_of=int, settle=SETTLE_STEPS, per_lap=steps).lap
-
-
-def _about(job: TrainingJob) -> dict[str, Any]:
-    recipe = job.recipe
-    return {
-        "model": job.start.arch.name,
-        "ckpt": job.start.origin,
-        "dataset": recipe.data.dataset,
-        "cached": recipe.data.cache == "ram",
-        "resolution": recipe.data.image_size,
-        "batch_size": job.plan.batch_size,
-        "per_device_batch": job.plan.per_device_batch,
-        "precision": job.runtime.precision,
-        "compile": job.options.compile,
-        "optimizer": recipe.optimizer.name,
-        "workers": job.options.workers or default_threads(),
-        "flops_per_image": limits.training_flops(job.start.arch),
-    }

@@ -181,15 +181,12 @@ def _entry(kind: str, path: Path) -> CacheEntry:
     for file in files:
         with suppress(OSError):
             inner = file.lstat()
-            sizes, last_used = sizes + _on_disk(inner), max(last_used, inner.st_mtime)
+            on_disk = inner.st_blocks * 512 if stat.S_ISREG(inner.st_mode) else 0
+            sizes, last_used = sizes + on_disk, max(last_used, inner.st_mtime)
     about = (read_json(path / ABOUT) or {}).get("name")
     downloads = [file.name for file in files if file.name != LOCK and file.suffix not in (".lock", ".json")]
     names = ", ".join(sorted(downloads)[:2]) if kind == "weights" else ""
     return CacheEntry(kind, path, sizes, last_used or path.lstat().st_mtime, str(about or names))
-
-
-def _on_disk(state: os.stat_result) -> int:
-    return state.st_blocks * 512 if stat.S_ISREG(state.st_mode) else 0
 
 
 def mark_used(path: Path) -> None:

@@ -141,18 +141,12 @@ def _outputs_of_export(
         images = (loader.read_example(split, row)[0] for row in batch.rows_B.tolist())
         return torch.cat([exported(torch.from_numpy(image_HWC)[None]) for image_HWC in images])
 
-    def of_pixels(batch: Batch) -> Tensor:
-        return exported(batch.images_BCHW.permute(0, 2, 3, 1).contiguous())
-
-    def of_normalized(batch: Batch) -> Tensor:
-        return next(outputs_of(exported, iter([batch]), preprocessing, CPU, "fp32"))[1]
-
     match getattr(exported, "takes_any_size", None):
         case None:
-            return of_normalized
+            return lambda batch: next(outputs_of(exported, iter([batch]), preprocessing, CPU, "fp32"))[1]
         case True:
             return of_decoded
-    return of_pixels
+    return lambda batch: exported(batch.images_BCHW.permute(0, 2, 3, 1).contiguous())
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ def match_class_names(
     if class_names is not None and names is not None:
         unknown = set(names) - set(class_names)
         if unknown and not split.is_large:
-            unknown &= set(_classes_with_images(split))
+            labels = split.read_labels()
+            unknown &= {names[number] for number in np.unique(labels[labels >= 0]).tolist()}
         if unknown or not set(names) & set(class_names):
             raise DataError(
                 f"{split.name} and {ckpt} have different classes",
@@ -74,11 +75,6 @@ def absent_classes(split: Split, class_names: tuple[str, ...] | None) -> list[st
     if class_names is None or split.class_names is None:
         return []
     return [name for name in class_names if name not in set(split.class_names)]
-
-
-def _classes_with_images(split: Split) -> list[str]:
-    labels, names = split.read_labels(), split.class_names or ()
-    return [names[number] for number in np.unique(labels[labels >= 0]).tolist()]
 
 
 def check_same_classes(train: Split, held_out: Split) -> None:

@@ -121,7 +121,8 @@ def feature_colours(features_BND: Tensor) -> tuple[Tensor, Tensor]:
     missing = 3 - len(fractions_K)
     directions_3D, fractions_3 = F.pad(directions_KD, (0, 0, 0, missing)), F.pad(fractions_K, (0, missing))
     values_M3 = (flat_MD - flat_MD.mean(dim=0)) @ directions_3D.T
-    low_3, high_3 = (_quantile(values_M3, fraction) for fraction in (0.01, 0.99))
+    sorted_M3 = values_M3.sort(dim=0).values  # torch.quantile takes 16 million numbers at most
+    low_3, high_3 = (sorted_M3[round(fraction * (len(sorted_M3) - 1))] for fraction in (0.01, 0.99))
     span_3 = torch.where(high_3 > low_3, high_3 - low_3, 1.0)
     colours_M3 = torch.where(fractions_3 > 0, ((values_M3 - low_3) / span_3).clamp(0, 1), 0.5)
     return colours_M3.unflatten(0, features_BND.shape[:2]), fractions_3
@@ -174,11 +175,6 @@ def _components(vectors_MF: Tensor, num_components: int) -> tuple[Tensor, Tensor
     largest_K1 = directions_KF.abs().argmax(dim=1, keepdim=True) if num_kept else None
     signs_K1 = directions_KF.gather(1, largest_K1).sign() if num_kept else 1
     return directions_KF * signs_K1, fractions[:num_kept]
-
-
-def _quantile(values_M3: Tensor, fraction: float) -> Tensor:
-    """Return a quantile of each column by sorting; torch.quantile takes 16 million numbers at most."""
-    return values_M3.sort(dim=0).values[round(fraction * (len(values_M3) - 1))]
 
 
 def _rows_and_columns(grid: tuple[int, int]) -> tuple[Tensor, Tensor]:

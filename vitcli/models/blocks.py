@@ -96,7 +96,10 @@ def layout_of(
                 where=f"--layers, --ckpt {ckpt}",
                 fix="take --layers last for it: the input of its head",
             )
-        return LayerLayout(0, (0,), ((HEAD, 0, _width_of_head(model, image_size)),))
+        with torch.no_grad():
+            encoded = model.forward_features(_noise(model, image_size))
+            width = features_at(model, encoded, "pre_logits").shape[1]
+        return LayerLayout(0, (0,), ((HEAD, 0, width),))
     if isinstance(layers, str):
         layers = range(1, count + 1) if layers == "all" else (count,)
     if max(layers) > count:
@@ -160,12 +163,6 @@ def reading(model: nn.Module, layers: Sequence[int], read: Callable[[int, Tensor
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _width_of_head(model: TimmNetwork, image_size: tuple[int, int]) -> int:
-    with torch.no_grad():
-        encoded = model.forward_features(_noise(model, image_size))
-        return features_at(model, encoded, "pre_logits").shape[1]
 
 
 def _noise(model: nn.Module, image_size: tuple[int, int]) -> Tensor:

@@ -198,7 +198,9 @@ def listing(collection: RunCollection, names: Names, *, now: float) -> Table:
             state = f"{STATES[record.progress.is_live]}, {record.progress.text}"
             top1, count, known = _last(record.accuracies), record.num_evaluated, None
         else:
-            state, count = _finished_state(record), record.images.count
+            average = record.summary.average if isinstance(record, Run) and record.summary else None
+            state = f"finished, {average_text(average)}" if average else "finished"
+            count = record.images.count
             top1 = getattr(record.summary, "top1", None)
             known = getattr(record.summary, "intervals", {}).get("top1")
         note = ""
@@ -220,12 +222,6 @@ def listing(collection: RunCollection, names: Names, *, now: float) -> Table:
     headers = (Header("state", kind="text"), *numbers, Header("data", kind="clipped"), Header("age"))
     names_whole = replace(RUN, kind="id")
     return Table("list", "Runs", "All runs, the newest first.", names_whole, headers, tuple(rows))
-
-
-def _finished_state(record: AnyRecord) -> str:
-    """Return "finished", and of which runs it is the average."""
-    average = record.summary.average if isinstance(record, Run) and record.summary else None
-    return f"finished, {average_text(average)}" if average else "finished"
 
 
 def _other_score(record: AnyRecord) -> str:
