@@ -69,7 +69,10 @@ def figures_of(
     for results in grouped(predicted, lambda result: tuple(sorted(result.confusion))).values():
         yield from _confusion(results, section)
     for images, results in grouped(predicted, _images_of_mistakes).items():
-        yield from _mistakes(images, results)
+        if images:
+            result, *others = results
+            caption = mistakes_caption(result, len(images), others)
+            yield PageFigure("Mistakes", caption, html_page.thumbnails(images), is_wide=True)
 
 
 def _learning_curves(runs: Sequence[Run], names: Names) -> Iterable[PageFigure]:
@@ -285,16 +288,6 @@ def _images_of_mistakes(result: Predicted) -> tuple[html_page.CaptionedImage, ..
         )
         for mistake in result.mistakes[:MISTAKES_SHOWN]
     )
-
-
-def _mistakes(
-    images: Sequence[html_page.CaptionedImage], results: Sequence[Predicted]
-) -> Iterable[PageFigure]:
-    """Yield the mistakes of results that have the same ones, with the images that a result has stored."""
-    if images:
-        result, *others = results
-        caption = mistakes_caption(result, len(images), others)
-        yield PageFigure("Mistakes", caption, html_page.thumbnails(images), is_wide=True)
 
 
 def _file(place: str) -> str:
