@@ -26,8 +26,7 @@ from vitcli.inspection.attention import (
     probe_attention_layout,
     record_attention,
 )
-from vitcli.inspection.why import put_head
-from vitcli.inspection.why_page import overlay
+from vitcli.inspection.why import overlay, put_head
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.models.features import outputs
 from vitcli.weights.io import read_weights

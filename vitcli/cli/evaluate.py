@@ -175,8 +175,7 @@ def predict(*, inference: options.InferenceOptions, asked: PredictionOptions, pr
     more = predictions.PredictOptions(asked.topk, asked.threshold, asked.tta, asked.sort_into, asked.every)
     settings, render = inference.settings(printing, asked.out, asked.overwrite), predictions_as_text
     if asked.why:
-        from vitcli.inspection.why import predict_why
-        from vitcli.inspection.why_page import as_text
+        from vitcli.inspection.why import as_text, predict_why
 
         result = predict_why(asked.images, recipe, settings, more, asked.why)
         render = as_text
