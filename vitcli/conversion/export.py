@@ -242,10 +242,9 @@ def as_text(result: dict[str, Any]) -> str:
     command, takes = ("predict", "IMAGES") if num_classes else ("finetune", "--dataset DATA")
     gate = ""
     if verdict := result.get("gate"):
-        both = (
-            f"{verdict['top1_exported']:.2%} of {count_of(verdict['num_images'], 'image')}, the checkpoint "
-        )
-        gate = f"{both}{verdict['top1_checkpoint']:.2%}; at most {verdict['highest_drop']:.2%} lost (95 %)"
+        images = count_of(verdict["num_images"], "image")
+        gate = f"{verdict['top1_exported']:.2%} of {images}, the checkpoint {verdict['top1_checkpoint']:.2%}"
+        gate += f"; at most {verdict['highest_drop']:.2%} lost (95 %)"
     rows = [
         ("model", f"{model_text(result)}; {size_text(result['resolution'])} px"),
         ("pixels", result["preprocessing"]),
