@@ -23,7 +23,8 @@ from vitcli import recipe
 from vitcli.cli import app, end_of_command, hints
 from vitcli.cli.complete import choices_in
 from vitcli.cli.features import Classifier
-from vitcli.cli.options import DATA, PANELS, RUN, Compute, FeatureLayer, Tracker, option
+from vitcli.cli.help import DATA, PANELS, RUN
+from vitcli.cli.options import Compute, FeatureLayer, Tracker, option
 from vitcli.cli.options import command as option_groups
 from vitcli.errors import VitError, nearest, nearest_path
 from vitcli.recipe import auto
