@@ -320,3 +320,44 @@ def test_live_examples_open_fit_a_phone_and_ask_for_nothing(tmp_path):
                 ]
                 relative = "[...document.links].filter(link => !link.hash).map(link => link.href)"
                 assert browser.value(relative) == []
+
+
+def rows_of_other_tools() -> list[tuple[list[str], list[str]]]:
+    """Return the code of both cells of each row of docs/coming-from.md: theirs and ours."""
+    lines = (REPOSITORY / "docs/coming-from.md").read_text().splitlines()
+    cells = [line.strip("|").split(" | ") for line in lines if line.startswith("| ")]
+    return [(re.findall(r"`([^`]+)`", theirs), re.findall(r"`([^`]+)`", ours)) for theirs, ours in cells]
+
+
+def test_an_option_of_another_tool_is_answered_with_what_to_type_here():
+    theirs = {
+        word
+        for codes, _ in rows_of_other_tools()
+        for code in codes
+        for word in code.split()
+        if code.startswith("-") and re.match(r"--?[a-z]", word)
+    }
+
+    assert len(theirs) > 20
+    for option in sorted(theirs):
+        error = run("finetune", "--ckpt", "demo", option, "x").err
+        if "there is no option" in error:
+            assert "did you mean" in error or "lists the options" not in error, option
+
+
+@pytest.mark.slow
+def test_what_other_tools_have_here_is_taken_by_a_run(prepared, monkeypatch):
+    monkeypatch.chdir(prepared)
+    options = [code for _, ours in rows_of_other_tools() for code in ours if re.match("--.* ", code)]
+    refused = []
+    for option in options:
+        words = docs_folder.quick(shlex.split(option))
+        if {"owner/name", "fp16", "--topk"} & {*words}:  # the Hub, a GPU, another command
+            continue
+        data = "tags.csv" if "objective.loss=sigmoid" in words else "photos"
+        data = "ages.csv" if "objective.loss=regression" in words else data
+        named = [] if "--dataset" in words else ["--dataset", data]
+        outcome = run("finetune", "--ckpt", "demo", "--dry-run", *named, *words)
+        refused += [f"{option}: {outcome.err}"] if outcome.code else []
+
+    assert len(options) > 20 and not refused, "\n".join(refused)

@@ -11,34 +11,19 @@ from vitcli.errors import VitError, nearest
 # What other tools call it, and what to type here.
 COMMANDS = {
     "train": "vit finetune trains a checkpoint on your images, vit pretrain a network from fresh weights",
-    "fit": "vit finetune",
-    "tune": "vit finetune",
-    "fine-tune": "vit finetune",
-    "val": "vit evaluate",
-    "validate": "vit evaluate",
-    "test": "vit evaluate",
-    "eval": "vit evaluate",
-    "score": "vit evaluate",
-    "classify": "vit predict",
-    "infer": "vit predict",
-    "inference": "vit predict",
+    **dict.fromkeys(("fit", "tune", "fine-tune"), "vit finetune"),
+    **dict.fromkeys(("val", "validate", "test", "eval", "score"), "vit evaluate"),
+    **dict.fromkeys(("classify", "infer", "inference"), "vit predict"),
     "convert": "vit export",
-    "push": "vit export RUN --push-to-hub OWNER/NAME",
-    "upload": "vit export RUN --push-to-hub OWNER/NAME",
-    "extract": "vit embed",
-    "features": "vit embed",
-    "embeddings": "vit embed",
+    **dict.fromkeys(("push", "upload"), "vit export RUN --push-to-hub OWNER/NAME"),
+    **dict.fromkeys(("extract", "features", "embeddings"), "vit embed"),
     "resume": "give the same command line with the same --out again: it resumes the run",
     "continue": "give the same command line with the same --out again: it resumes the run",
     "runs": "vit report runs/",
     "serve": "vit report runs/ --serve",
-    "info": "vit inspect CKPT",
-    "summary": "vit inspect CKPT",
-    "summarize": "vit inspect CKPT",
+    **dict.fromkeys(("info", "summary", "summarize"), "vit inspect CKPT"),
     "list": "vit models, vit recipes list or vit datasets list",
-    "settings": "vit doctor",
-    "env": "vit doctor",
-    "checks": "vit doctor",
+    **dict.fromkeys(("settings", "env", "checks"), "vit doctor"),
 }
 OPTIONS = {
     "--data": "--dataset", "--data-dir": "--dataset", "--train-dir": "--dataset", "--dir": "--dataset",
@@ -57,8 +42,13 @@ OPTIONS = {
     "-b": "--batch-size", "--gradient-accumulation-steps": "--per-device-batch",
     "--grad-accum": "--per-device-batch", "--grad-accum-steps": "--per-device-batch",
     "--accumulate": "--per-device-batch", "--per-device-train-batch-size": "--per-device-batch",
-    "--model-name": "--ckpt",
+    "--model-name": "--ckpt", "--amp-dtype": "--precision",
 }  # fmt: skip
+NOT_OPTIONS = {
+    "--push-to-hub": f"{COMMANDS['push']}, after the run",
+    "--model-kwargs": "--set model.KEY=VALUE; vit recipes schema lists the keys",
+    "--kd-model-name": "leave it out: vit does not distil",
+}
 TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio")
 CLASS_COUNTS = ("--num-classes", "--num-labels", "--nb-classes", "--nc")
 NO_GPU = ("--no-cuda", "--no-gpu", "--use-cpu", "--cpu")
@@ -99,6 +89,8 @@ def unknown_option(name: str, command: str, options: Sequence[str]) -> VitError:
         fix = "give the same command line with the same --out again: it resumes the run"
     elif name_here in NO_GPU and "--device" in options:
         fix = "--device cpu"
+    elif name_here in NOT_OPTIONS:
+        fix = NOT_OPTIONS[name_here]
     elif name_here in CLASS_COUNTS:
         fix = "leave it out: the data set says how many classes there are"
     elif "--track" in options and name_here.removeprefix("--") in TRACKERS:

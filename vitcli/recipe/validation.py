@@ -129,6 +129,9 @@ ALSO_CALLED = {
     "aa": "data.randaugment", "auto_augment": "data.trivialaugment", "reprob": "data.random_erasing",
     "clip_grad": "optimizer.clip", "max_grad_norm": "optimizer.clip", "model_ema": "optimizer.average",
     "ema": "optimizer.average", "drop": "model.dropout", "val_split": "data.dev_fraction",
+    "model_ema_decay": "optimizer.average", "train_val_split": "data.dev_fraction", "task": "objective.loss",
+    "crop_pct": "data.eval_crop_fraction", "gradient_checkpointing": "model.grad_checkpointing",
+    "label_smoothing_factor": "objective.label_smoothing", "cls_pw": "objective.class_weights",
 }  # fmt: skip
 ALSO_WRITTEN = {("optimizer.name", "adamw"): "adam is AdamW here: its weight decay is decoupled"}
 
