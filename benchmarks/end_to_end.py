@@ -1,15 +1,17 @@
 """Whole commands against timm's scripts: wall, CPU time and memory of processes, one of each side in turn.
 
     python benchmarks/end_to_end.py --timm CHECKOUT --flowers DATA --imagenet DATA --ckpt WEIGHTS [--rounds 3]
-        [--work finetune evaluate] [--precision bf16 fp32] [--log FILE]
+        [--work typed finetune evaluate] [--steps 21] [--precision bf16 fp32] [--log FILE]
 
 CHECKOUT is timm's public repository, for its train.py and validate.py; DATA are data sets that `vit` reads,
-one with a training and a test split, one with the 1,000 classes of ImageNet; WEIGHTS are the .npz of a ViT-
-Ti/16. Both sides get the same images, steps, batches, sizes, augmentation, precision, workers and threads.
-What differs: timm draws the area of a crop uniformly, we its height; timm reads class folders, and so does
-vit for fine-tuning, while it evaluates the data set as it is. The first round of each work is not counted:
-it fills the caches of the disk for both. --log appends each measurement to a file, and the table is of all
-it holds.
+one with a training and a test split, one with the 1,000 classes of ImageNet; WEIGHTS are those of a ViT-Ti/16
+that both sides read, a .safetensors. "typed" is `vit finetune` with the recipe and the precision of evaluation
+that it chooses itself, "finetune" the paper's recipe with the same precision for both. timm makes --steps in
+epochs, and evaluates after the last one. Both sides get the same images, steps, batches, sizes, augmentation,
+workers and threads. What differs: timm draws the area of a crop uniformly, we its height; timm reads class
+folders, and so does vit for fine-tuning, while it evaluates the data set as it is. The first round of each work
+is not counted: it fills the caches of the disk for both. --log appends each measurement to a file, and the
+table is of all it holds.
 """
 
 import argparse
@@ -24,10 +26,14 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
-STEPS, BATCH, EVAL_BATCH, WORKERS = 21, 32, 64, 2
+BATCH, EVAL_BATCH, WORKERS = 32, 64, 2
 PIXELS = ["--mean", "0.5", "0.5", "0.5", "--std", "0.5", "0.5", "0.5", "--crop-pct", "0.9",
           "--interpolation", "bicubic", "--device", "cpu", "-j", str(WORKERS)]  # fmt: skip
-NAMES = {"finetune": f"fine-tune, {STEPS} steps of {BATCH}, one evaluation", "evaluate": "evaluate"}
+NAMES = {
+    "typed": "`vit finetune`, {} steps of 32",
+    "finetune": "with `--recipe finetune/default`, {} steps of 32",
+    "evaluate": "evaluate",
+}
 
 
 def export(dataset: str, folder: Path) -> None:
@@ -51,24 +57,28 @@ def commands(options: argparse.Namespace, precision: str, folders: dict[str, Pat
     model, vit = "vit_tiny_patch16_224", [sys.executable, "-m", "vitcli"]
     flowers, imagenet = folders["finetune"], folders["evaluate"]
     num_classes = len((flowers / "classes.txt").read_text().splitlines())
+    num_images = sum(1 for _ in (flowers / "train").glob("*/*"))
+    epochs = str(max(1, options.steps // max(1, num_images // BATCH)))  # of whole batches
+    typed = [
+        *vit, "finetune", "--ckpt", options.ckpt, "--dataset", str(flowers), "--res", "224",
+        "--steps", str(options.steps), "--batch-size", str(BATCH), "--precision", precision,
+        "--workers", str(WORKERS), "--out", str(out / "vit"), "--overwrite", "--json", "--quiet",
+    ]  # fmt: skip
+    by_timm = [
+        sys.executable, str(options.timm / "train.py"), "--data-dir", str(flowers), "--model", model,
+        "--train-split", "train", "--val-split", "test", "--num-classes", str(num_classes),
+        "--pretrained", "--pretrained-path", options.ckpt, "-b", str(BATCH), "-vb", str(EVAL_BATCH),
+        "--epochs", epochs, "--val-interval", epochs, "--warmup-epochs", "0", "--opt", "momentum",
+        "--momentum", "0.9", "--weight-decay", "0", "--lr", "0.01", "--clip-grad", "1.0", "--smoothing", "0",
+        "--scale", "0.25", "1.0", "--hflip", "0.5", "--color-jitter", "0",
+        "--train-interpolation", "bicubic", "--output", str(out / "timm"), "--checkpoint-hist", "1",
+        *PIXELS, *amp,
+    ]  # fmt: skip
     return {
+        "typed": {"vit": typed, "timm": by_timm},
         "finetune": {
-            "vit": [
-                *vit, "finetune", "--ckpt", options.ckpt, "--dataset", str(flowers), "--res", "224",
-                "--steps", str(STEPS), "--batch-size", str(BATCH), "--precision", precision,
-                "--set", f"precision.evaluation={precision}", "--workers", str(WORKERS),
-                "--out", str(out / "vit"), "--overwrite", "--json", "--quiet",
-            ],
-            "timm": [
-                sys.executable, str(options.timm / "train.py"), "--data-dir", str(flowers), "--model", model,
-                "--train-split", "train", "--val-split", "test", "--num-classes", str(num_classes),
-                "--pretrained", "--pretrained-path", options.ckpt, "-b", str(BATCH), "-vb", str(EVAL_BATCH),
-                "--epochs", "1", "--warmup-epochs", "0", "--opt", "momentum", "--momentum", "0.9",
-                "--weight-decay", "0", "--lr", "0.01", "--clip-grad", "1.0", "--smoothing", "0",
-                "--scale", "0.25", "1.0", "--hflip", "0.5", "--color-jitter", "0",
-                "--train-interpolation", "bicubic", "--output", str(out / "timm"), "--checkpoint-hist", "1",
-                *PIXELS, *amp,
-            ],
+            "vit": [*typed, "--recipe", "finetune/default", "--set", f"precision.evaluation={precision}"],
+            "timm": by_timm,
         },
         "evaluate": {
             "vit": [
@@ -118,12 +128,12 @@ def table(records: list[dict]) -> str:
     """Return the medians of both sides, and the ratios of neighbouring runs with their range, as Markdown."""
     by_work: dict[tuple, dict[str, list[dict]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
-        by_work[record["work"], record["precision"]][record["side"]].append(record)
+        by_work[record["work"], record["steps"], record["precision"]][record["side"]].append(record)
     lines = [
         "| whole process | vit | timm | ratio (range) | CPU seconds | peak memory, GiB | top-1 |",
         "|" + "---|" * 7,
     ]
-    for (work, precision), sides in by_work.items():
+    for (work, steps, precision), sides in by_work.items():
         pairs = list(zip(sides["vit"], sides["timm"], strict=False))
         if not pairs:
             continue
@@ -134,7 +144,7 @@ def table(records: list[dict]) -> str:
             return " / ".join(format(value, form) for value in values)
 
         wall = both("wall_s", ".1f").split(" / ")
-        cells = [f"{NAMES[work]}, {precision}", f"{wall[0]} s", f"{wall[1]} s"]
+        cells = [f"{NAMES[work].format(steps)}, {precision}", f"{wall[0]} s", f"{wall[1]} s"]
         cells += [f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}, {len(pairs)} pairs)"]
         cells += [both("cpu_s", ".1f"), both("peak_gib", ".2f"), both("top1", ".4f")]
         lines.append(f"| {' | '.join(cells)} |")
@@ -148,7 +158,8 @@ def main() -> None:
     parser.add_argument("--timm", type=Path, required=True, help="checkout of timm's repository")
     parser.add_argument("--flowers", required=True, help="data set to fine-tune on")
     parser.add_argument("--imagenet", required=True, help="data set to evaluate on, with ImageNet's classes")
-    parser.add_argument("--ckpt", required=True, help="weights of a ViT-Ti/16, an official .npz")
+    parser.add_argument("--ckpt", required=True, help="weights of a ViT-Ti/16 that timm reads, too")
+    parser.add_argument("--steps", type=int, default=21, help="of a fine-tuning (default: 21)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--precision", nargs="+", choices=["bf16", "fp32"], default=["bf16", "fp32"])
@@ -160,8 +171,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         root = options.folders or Path(temporary)
         folders = {"finetune": root / "flowers", "evaluate": root / "imagenet"}
+        needed = {"evaluate" if work == "evaluate" else "finetune" for work in options.work}
         for name, dataset in (("finetune", options.flowers), ("evaluate", options.imagenet)):
-            if not folders[name].exists():
+            if name in needed and not folders[name].exists():
                 export(dataset, folders[name])
         records = []
         if options.log and options.log.exists():
@@ -171,7 +183,8 @@ def main() -> None:
             for work in options.work:
                 for number in range(options.warmup + options.rounds):
                     for side, words in all_commands[work].items():  # in turn
-                        record = {"work": work, "precision": precision, "side": side, **run(words)}
+                        about = {"work": work, "steps": options.steps, "precision": precision, "side": side}
+                        record = {**about, **run(words)}
                         print(json.dumps(record), file=sys.stderr, flush=True)
                         if number >= options.warmup:
                             records.append(record)
