@@ -4,14 +4,14 @@
         [--work typed finetune evaluate] [--steps 21] [--precision bf16 fp32] [--log FILE]
 
 CHECKOUT is timm's public repository, for its train.py and validate.py; DATA are data sets that `vit` reads,
-one with a training and a test split, one with the 1,000 classes of ImageNet; WEIGHTS are those of a ViT-Ti/16
-that both sides read, a .safetensors. "typed" is `vit finetune` with the recipe and the precision of evaluation
-that it chooses itself, "finetune" the paper's recipe with the same precision for both. timm makes --steps in
-epochs, and evaluates after the last one. Both sides get the same images, steps, batches, sizes, augmentation,
-workers and threads. What differs: timm draws the area of a crop uniformly, we its height; timm reads class
-folders, and so does vit for fine-tuning, while it evaluates the data set as it is. The first round of each work
-is not counted: it fills the caches of the disk for both. --log appends each measurement to a file, and the
-table is of all it holds.
+one with a training and a test split, one with the 1,000 classes of ImageNet; WEIGHTS are those of a ViT-
+Ti/16 that both sides read, a .safetensors. "typed" is `vit finetune` with the recipe and the precision of
+evaluation that it chooses itself, "finetune" the paper's recipe with the same precision for both. timm makes
+--steps in epochs, and evaluates after the last one. Both sides get the same images, steps, batches, sizes,
+augmentation, workers and threads. What differs: timm draws the area of a crop uniformly, we its height; timm
+reads class folders, and so does vit for fine-tuning, while it evaluates the data set as it is. The first
+round of each work is not counted: it fills the caches of the disk for both. --log appends each measurement
+to a file, and the table is of all it holds.
 """
 
 import argparse

@@ -90,6 +90,15 @@ OF_TRAINING = {
             "state.model.load_state_dict(state.weights)",
         ),
     },
+    (
+        "vitcli/training/setup.py",
+        "tests/training/test_run.py::test_long_runs_on_cuda_are_compiled_unless_their_images_grow",
+    ): {
+        "images of growing sizes are compiled for": (
+            "not recipe.schedule.image_sizes and has_compiler()",
+            "has_compiler()",
+        ),
+    },
     ("vitcli/training/methods/outputs.py", "tests/training/methods/test_refit.py"): {
         "each pass takes the time of the steps": ("int(PART_OF_RUN * plan.images_seen)", "plan.images_seen"),
     },
@@ -313,6 +322,10 @@ OF_TRAINING = {
         "vitcli/training/many_runs/parallel_runs.py",
         "tests/training/test_sweep.py::test_runs_side_by_side_share_the_cores_and_have_the_options_of_the_sweep",
     ): {
+        "arms of a sweep compile though it is not to": (
+            "[] if options.compile is None else [",
+            "[] if not options.compile else [",
+        ),
         "runs side by side each take all cores": (
             "max(1, launch.cpu_count() // options.arms_parallel)",
             "launch.cpu_count()",

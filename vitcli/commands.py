@@ -56,7 +56,7 @@ def finetune(
     skip_bad: bool = False,
     precision: Literal["auto", "fp32", "bf16", "fp16"] | None = None,
     device: str | None = None,
-    compile: bool = False,
+    compile: bool | None = None,
     per_device_batch: int | Literal["auto"] | None = None,
     workers: int | None = None,
     exact: bool = False,

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from tests.conftest import run
 from tests.training.test_finetune import SMALL, of_layers
+from vitcli import recipe as recipes
 from vitcli.errors import MachineError
 from vitcli.training import setup, state
 from vitcli.training.run import check_shared
@@ -158,6 +160,33 @@ def test_weights_of_a_checkpoint_have_the_names_and_pixels_of_their_run(finished
     elsewhere = tmp_path / "step_0000002"
     shutil.copytree(copy / "checkpoints" / "step_0000002", elsewhere)
     assert read_weights(str(elsewhere)).class_names is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "exaflops", "expected"),
+    [
+        (None, "cuda", 0.1, True),  # 950,000 images of a ViT-B/16
+        (None, "cuda", 0.099, False),
+        (None, "cuda", None, False),  # nobody knows the cost of this network
+        (None, "cpu", 10.0, False),
+        (None, "mps", 10.0, False),
+        (False, "cuda", 10.0, False),
+        (True, "cpu", 0.0, True),
+    ],
+)
+def test_long_runs_on_cuda_are_compiled_unless_their_images_grow(
+    asked, device, exaflops, expected, monkeypatch
+):
+    recipe = recipes.load("finetune/default", [], {"data.dataset": "photos"})
+    growing = recipe.model_copy(
+        update={"schedule": recipe.schedule.model_copy(update={"image_sizes": [128, 224]})}
+    )
+    options, plan = SimpleNamespace(compile=asked), SimpleNamespace(exaflops=exaflops)
+
+    for has_compiler in (True, False):
+        monkeypatch.setattr(setup, "has_compiler", lambda answer=has_compiler: answer)
+        found = [setup.is_compiled(each, options, plan, device) for each in (recipe, growing)]
+        assert found == [expected and (has_compiler or bool(asked)), bool(asked)]
 
 
 @pytest.mark.slow

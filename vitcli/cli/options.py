@@ -347,8 +347,8 @@ class DeviceOptions:
 
     device: Device = None
     num_processes: NumProcesses = None
-    compile: Annotated[bool, option("--compile/--no-compile", ADVANCED,
-        "Compile the model with torch.compile (default: off).")] = False
+    compile: Annotated[bool | None, option("--compile/--no-compile", ADVANCED,
+        "Compile the model with torch.compile (default: for long runs on CUDA).")] = None
     per_device_batch: Annotated[str | None, option("--per-device-batch", ADVANCED,
         "Images per forward pass, a divisor of each process's part of the batch; auto: the largest that fits "
         "(default: up to 64, on a CPU 32).", "N|auto")] = None

@@ -5,6 +5,7 @@ Loads no torch by itself.
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from vitcli.errors import MachineError, VitError
 SELECTED = "VIT_SELECTED_DEVICE"  # --device as given, for the processes that we launch
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DEVICE_FILES = Path("/dev")
+COMPILERS = ("g++", "c++", "clang++", "clang", "gcc", "cc")
 FORMS = "cpu, cuda, cuda:1 (or cuda:0,2), mps"
 
 
@@ -45,6 +47,11 @@ def select(device: str | None, num_processes: int | None = None) -> None:
 def is_cpu() -> bool:
     """Return whether --device asks for the CPU."""
     return os.environ.get(SELECTED, "").lower() == "cpu"
+
+
+def has_compiler() -> bool:
+    """Return whether there is a C++ compiler, which torch.compile needs."""
+    return any(map(shutil.which, filter(None, (os.environ.get("CXX"), *COMPILERS))))
 
 
 def check_here(available: Sequence[str], processes_here: int) -> None:

@@ -26,7 +26,6 @@ from vitcli.output.progress import Progress
 from vitcli.output.text import count_of, pairs
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-COMPILERS = ("g++", "c++", "clang++", "clang", "gcc", "cc")
 CORES_PER_GPU = 8  # one decodes some 500 photographs a second, of which a GPU trains thousands
 RESULTS = ("model.safetensors", run_folder.METRICS)  # must have the same bytes after a resume
 
@@ -79,7 +78,7 @@ def _slow(machine: dict[str, Any]) -> list[str]:
         lines.append("the device has no bf16, so that auto means fp32")
     if machine["simplejpeg"] == "not installed":
         lines.append("simplejpeg is not installed: Pillow decodes JPEG files more slowly")
-    if not any(map(shutil.which, filter(None, (os.environ.get("CXX"), *COMPILERS)))):
+    if not devices.has_compiler():
         lines.append("there is no C++ compiler, which --compile needs")
     if num_gpus and not _can_pin():
         lines.append("memory cannot be pinned: copies to the GPU hold up its work")

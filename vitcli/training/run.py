@@ -234,8 +234,9 @@ class TrainingRun:
         plan, earlier = self.job.plan, self.job.earlier_plans
         totals = [*(plan.total_steps for _, plan in earlier[1:]), plan.total_steps]
         replans = [[end, total] for (end, _), total in zip(earlier, totals, strict=False)]
-        more = {"replans": replans} if replans else {}
-        self.folder.write_json(run_folder.PLAN, asdict(plan) | {"model": self.job.start.arch.name} | more)
+        more = {"model": self.job.start.arch.name, "compile": self.job.options.compile}
+        more |= {"replans": replans} if replans else {}
+        self.folder.write_json(run_folder.PLAN, asdict(plan) | more)
 
     def _follow_recorded_plans(self) -> None:
         """Take the plans that an earlier part of a run with a time limit has made."""

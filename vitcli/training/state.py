@@ -134,7 +134,9 @@ def build_state(job: TrainingJob) -> TrainingState:
     for method in job.methods:
         method.place(model)
     optimizer = build_optimizer(model, settings)
-    if options.compile and model._compiled_call_impl is None:  # the runs of a sweep share a compiled network
+    if not options.compile:
+        model._compiled_call_impl = None  # of another run of a sweep, which shares the network
+    elif model._compiled_call_impl is None:
         model.compile()
 
     # DDP sums gradients by itself; the exact and the sharded sum work on the bare network.

@@ -14,6 +14,7 @@ from tests.training.test_finetune import fingerprint
 from vitcli.data.loader import Batch
 from vitcli.evaluation import inference
 from vitcli.models.build import architecture, build
+from vitcli.training.methods import refit
 from vitcli.training.methods.initial_head import head_names
 from vitcli.training.methods.outputs import Outputs, outputs_of
 from vitcli.training.validation import PeriodicEvaluation
@@ -73,6 +74,7 @@ def test_each_network_of_a_run_sees_each_image_once(how, passes, colours, ckpt, 
 
 @pytest.mark.parametrize("how", [(*OWN, *REFIT), (*OWN, *DESTROYED), (*OWN, *PROBE), FOLD])
 def test_what_is_kept_is_what_another_pass_would_give(how, colours, ckpt, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(refit, "AHEAD", -1.0)  # a head on two layers, of which one calibrates
     kept = trained(colours, ckpt, tmp_path / "kept", *how)
     monkeypatch.setattr(PeriodicEvaluation, "keep", lambda self, split, outputs: None)
     again = trained(colours, ckpt, tmp_path / "again", *how)
@@ -81,6 +83,16 @@ def test_what_is_kept_is_what_another_pass_would_give(how, colours, ckpt, tmp_pa
     assert fingerprint(tmp_path / "kept") == fingerprint(tmp_path / "again")
     names = [path.name for path in (tmp_path / "kept").glob("*.safetensors")]
     assert all((tmp_path / "kept" / n).read_bytes() == (tmp_path / "again" / n).read_bytes() for n in names)
+
+
+def test_what_is_between_is_calibrated_by_a_head_that_has_not_seen_the_dev_split(colours, ckpt, tmp_path):  # noqa: F811
+    """The head of the start that is delivered was fitted to these images: it would be too sure of them."""
+    how = ("--set", "model.head=probe", "--set", "data.dev_fraction=0.75", "--lr", 2e-4)
+    summary = trained(colours, ckpt, tmp_path / "run", *OWN, *how)
+
+    of_all = summary["belief"]["thresholds"][0]
+    assert summary["delivered_alpha"] == 0.25 and of_all["answered"] == 54
+    assert of_all["right"] / 54 == summary["interpolation"]["0.25"] > summary["interpolation"]["0.5"]
 
 
 def test_rows_of_two_splits_keep_their_groups_and_places():

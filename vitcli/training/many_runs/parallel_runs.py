@@ -95,7 +95,8 @@ def _start(
     threads = max(1, launch.cpu_count() // options.arms_parallel)
     words += ["--workers", options.workers or loader.default_threads(threads)]
     words += ["--track", options.track] if options.track else []
-    words += [f"--{name}" for name in ("exact", "compile") if getattr(options, name)]
+    words += ["--exact"] if options.exact else []
+    words += [] if options.compile is None else ["--compile" if options.compile else "--no-compile"]
     # It saves and ends if this process is killed.
     env = {**env, launch.LAUNCHED: str(os.getpid()), "OMP_NUM_THREADS": str(threads)}
     if torch.cuda.is_available():

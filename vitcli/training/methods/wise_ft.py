@@ -164,7 +164,7 @@ class WiseFineTuning(Method):
 
         delivery = choose(score, job.splits.choice, facts=self.head.facts, diverged=diverged)
         load(delivery.alpha, self.head.delivered)
-        if delivery.alpha:
+        if delivery.alpha:  # calibrated by the candidate, whose head was not fitted to the dev split
             evaluation.keep(job.splits.choice, outputs[delivery.alpha])
         elif self.frozen:
             for split, rows in zip((job.splits.train, job.splits.choice), self.frozen, strict=True):
