@@ -24,6 +24,9 @@ from vitcli.cli import skill
 DOCS = Path(__file__).resolve().parent
 PROJECT = tomllib.loads((DOCS.parent / "zensical.toml").read_text(encoding="utf-8"))["project"]
 SKILL = "Commands with all options, exit codes, JSON keys and recipes of use, as `vit skill` prints them."
+FILE_LINK = re.compile(rf'href="{re.escape(PROJECT["site_url"])}([\w./-]+\.(?:html|md|txt))"')
+CODE = re.compile(r"(?<!<span></span>)<code>([^<]+)</code>")  # in a line of text
+HYPHENATED, WHOLE = re.compile(r"(?<!\S)\S*-\S*(?!\S)"), r'<span class="whole">\g<0></span>'
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -62,13 +65,14 @@ def add_texts(site: Path) -> None:
         shutil.copy(page, path)
 
 
-def link_within(site: Path) -> None:
-    """Make links to files of the site relative, so that they lead there wherever the site is served."""
-    link = re.compile(rf'href="{re.escape(PROJECT["site_url"])}([\w./-]+\.(?:html|md|txt))"')
-    for page in site.rglob("index.html"):
-        to_site = Path(os.path.relpath(site, page.parent)).as_posix()
-        text = page.read_text(encoding="utf-8")
-        page.write_text(link.sub(rf'href="{to_site}/\1"', text), encoding="utf-8")
+def finish(page: str, to_site: str) -> str:
+    """Return a page whose links to files of the site are relative, and whose code in a line has whole words.
+
+    Args:
+        to_site: the path from the page's folder to that of the site.
+    """
+    page = FILE_LINK.sub(rf'href="{to_site}/\1"', page)
+    return CODE.sub(lambda found: f"<code>{HYPHENATED.sub(WHOLE, found[1])}</code>", page)
 
 
 def main(folder: str | None) -> None:
@@ -78,7 +82,9 @@ def main(folder: str | None) -> None:
     shutil.rmtree(site / "__pycache__", ignore_errors=True)  # of these scripts
     add_texts(site)
     make_examples.main(site / "live")
-    link_within(site)
+    for page in site.rglob("index.html"):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(finish(text, Path(os.path.relpath(site, page.parent)).as_posix()), encoding="utf-8")
 
 
 if __name__ == "__main__":

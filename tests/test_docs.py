@@ -279,16 +279,22 @@ def test_the_site_has_what_vit_skill_prints(tmp_path):
     assert (tmp_path / "skill.md").read_text() == run("skill").out
 
 
-def test_a_link_to_a_file_of_the_site_becomes_relative_and_other_links_stay(tmp_path):
+def test_a_link_to_a_file_of_the_site_becomes_relative_and_other_links_stay():
     home = SITE["site_url"]
-    (tmp_path / "reference/commands").mkdir(parents=True)
-    page = tmp_path / "reference/commands/index.html"
     others = f'<link href="{home}reference/commands/"><a href="https://a.org/b.html"> {home}live/why.html'
-    page.write_text(f'{others}<a href="{home}live/why.html"><a href="{home}llms.txt">')
+    page = f'{others}<a href="{home}live/why.html"><a href="{home}llms.txt">'
 
-    make_site.link_within(tmp_path)
+    assert (
+        make_site.finish(page, "../..") == f'{others}<a href="../../live/why.html"><a href="../../llms.txt">'
+    )
 
-    assert page.read_text() == f'{others}<a href="../../live/why.html"><a href="../../llms.txt">'
+
+def test_a_word_of_code_in_a_line_is_not_cut_at_its_hyphen():
+    block = "<pre><span></span><code>vit x --a-b\n</code></pre>"
+
+    assert make_site.finish(f"{block}<code>run --a-b c</code>", ".") == (
+        f'{block}<code>run <span class="whole">--a-b</span> c</code>'
+    )
 
 
 def test_every_live_example_that_a_page_links_to_is_made():
