@@ -326,6 +326,11 @@ def test_live_examples_open_fit_a_phone_and_ask_for_nothing(tmp_path):
                 ]
                 relative = "[...document.links].filter(link => !link.hash).map(link => link.href)"
                 assert browser.value(relative) == []
+        columns = "getComputedStyle(document.querySelector('.image-rows .thumbnails')).gridTemplateColumns"
+        browser.open(f"{address}/live/suspects.html", width=390)
+        assert len(browser.value(columns).split()) == 3
+        browser.open(f"{address}/live/report.html", width=1280)
+        assert browser.value("document.querySelector('.runs thead th:last-child').offsetWidth") < 120
 
 
 def rows_of_other_tools() -> list[tuple[list[str], list[str]]]:
