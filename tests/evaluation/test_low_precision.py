@@ -1,20 +1,38 @@
 """Predictions in bf16 on a CPU against those in fp32 and those of torch's own kernels under autocast."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from tests.conftest import data_section
+from vitcli import recipe as recipes
 from vitcli.data import dataset
 from vitcli.data.transforms import Preprocessing
 from vitcli.distributed import runtime
-from vitcli.evaluation import inference
+from vitcli.evaluation import inference, setup
 from vitcli.models import kernels
 from vitcli.output.progress import Progress
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
 
 HALF = (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("device, precision", [("cuda", "fp32"), ("cuda", "bf16"), ("cpu", "fp32")])
+def test_evaluation_in_fp32_on_a_gpu_says_what_is_faster(device, precision, monkeypatch, capsys):
+    there = SimpleNamespace(
+        device=torch.device(device), precision=precision, notes=(), is_main=True, cores=2, world_size=1
+    )
+    monkeypatch.setattr(setup, "start_runtime", lambda asked: there)
+
+    setup.eval_settings(
+        recipes.load("finetune/default", ["precision.compute=auto"], {"data.dataset": "demo"}),
+        setup.RunSettings(),
+    )
+
+    assert ("--precision bf16" in capsys.readouterr().err) == (device == "cuda" and precision == "fp32")
 
 
 @pytest.mark.slow

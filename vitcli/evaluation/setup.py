@@ -216,6 +216,8 @@ def eval_settings(recipe: Recipe, run: RunSettings) -> EvalSettings:
     progress = Progress(quiet=run.quiet, verbose=run.verbose, is_main=runtime.is_main)
     for note in runtime.notes:
         progress.note(note)
+    if runtime.device.type == "cuda" and runtime.precision == "fp32":
+        progress.note("note: evaluated in fp32; --precision bf16 is up to eight times as fast on a GPU")
     profiler = StepProfiler() if run.profile and runtime.is_main else None
     settings = settings_of_run(recipe, runtime, progress, workers=run.workers)
     return replace(settings, precision=runtime.precision, profiler=profiler)
