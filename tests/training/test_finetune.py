@@ -307,7 +307,7 @@ def test_of_very_many_images_files_of_other_sizes_are_refused_and_written_ones_n
     monkeypatch.setattr("vitcli.data.data_fingerprint.MAX_CHECKED_IMAGES", 5)
     data, out = tmp_path / "data", tmp_path / "run"
     shutil.copytree(photos, data)
-    words = (*SMALL, "--dataset", data, "--out", out, "--steps", 4, "--set", "train.log_every=1")
+    words = (*SMALL, "--dataset", data, "--out", out, "--steps", 12, "--set", "train.log_every=1")
     when_logged(out, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert run(*words).code == 143
 
