@@ -24,6 +24,10 @@ class. Also the fractions of both that lie beyond the stored score. Nothing was 
 
 `calibration`: expected calibration error of the trained head, and of ImageNet's own head, before and after
 the temperature.
+
+`precision`: what changes where the features that calibrate are computed in bf16, as the steps of a run are:
+temperature, coverage at 95 % and flagged images in fp32 / in bf16, the largest difference of a draw, and in
+how many draws the score of unlike images is another one. Images that judge are in fp32.
 """
 
 import argparse
@@ -147,7 +151,8 @@ def groups_of(name: str, args: argparse.Namespace, num_rows: int) -> np.ndarray:
 
 def embed(dataset: str, split: str, args: argparse.Namespace, out: Path, *words: str) -> None:
     """Write features and labels of a split."""
-    words = ("--ckpt", args.ckpt, "--dataset", dataset, "--split", split, "--res", str(args.res), *words)
+    words = ("--dataset", dataset, "--split", split, "--res", str(args.res), *words)
+    words = ("--ckpt", args.ckpt, "--precision", args.precision, *words)
     whole = [sys.executable, "-m", "vitcli", "embed", *words, "--out", str(out), "--json", "--quiet"]
     subprocess.run(whole, check=True, stdout=subprocess.DEVNULL)
 
@@ -457,11 +462,50 @@ def print_row(about: tuple[str, ...], rows: list[dict[str, float]]) -> bool:
     return bool(score < highest - 5e-4)
 
 
+def print_precision(names: list[str], args: argparse.Namespace) -> None:
+    print("| data | head | temperature | most | covered at 95 % | most | flagged | most | other score |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name in names:
+        both = []
+        for precision in ("fp32", "bf16"):
+            features = args.features / precision
+            features.mkdir(exist_ok=True)
+            how = argparse.Namespace(**vars(args) | {"features": features, "precision": precision})
+            both.append(pooled(name, how))
+        (exact_ND, labels_N, num_train), (rough_ND, _, _) = both
+        groups_N = groups_of(name, args, len(labels_N))
+        has_groups = len(np.unique(groups_N)) < len(groups_N)
+        for kind in ("probe", "trained"):
+            values_D23, others = [], 0
+            for seed in range(args.draws):
+                train, test = divided(groups_N, num_train, seed)
+                about = labels_N[train], int(labels_N.max()) + 1, groups_N[train] if has_groups else None
+                pair = [of_kind(kind, features_ND[train], *about) for features_ND in (exact_ND, rough_ND)]
+                rows = [judged(s, outputs(exact_ND[test], labels_N[test], layer)) for s, layer in pair]
+                scores = [(s.unlike.shrinkage, s.unlike.doubt_weight > 0) for s, _ in pair]
+                others += scores[0] != scores[1]
+                keys = ("threshold 95", "flagged")
+                values_D23.append(
+                    [
+                        [s.scaling.temperature, *(row[key] for key in keys)]
+                        for (s, _), row in zip(pair, rows, strict=True)
+                    ]
+                )
+            means_23 = np.mean(values_D23, axis=0)
+            most_3 = np.abs(np.diff(values_D23, axis=1)).max(axis=0)[0]
+            cells = [
+                f"{fp32:.4g} / {bf16:.4g} | {most:.2g}"
+                for fp32, bf16, most in zip(*means_23, most_3, strict=True)
+            ]
+            print(f"| {name} | {kind} | {' | '.join(cells)} | {others} of {args.draws} |", flush=True)
+
+
 PARTS = {
     "coverage": (print_coverage, ["flowers17", "cifar10", "coil20"]),
     "unknown": (print_unknown, list(TUNING)),
     "threshold": (print_thresholds, ["flowers17", "cifar10", "coil20"]),
     "calibration": (print_calibration, list(SETS)),
+    "precision": (print_precision, list(TUNING)),
 }
 
 
@@ -472,6 +516,7 @@ def main() -> None:
     parser.add_argument("--data", default="data")
     parser.add_argument("--ckpt")
     parser.add_argument("--features", type=Path, help="a folder that keeps the features")
+    parser.add_argument("--precision", default="fp32", help="of the features")
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--res", type=int, default=224, help="pixels; kept features are those of one size")
     parser.add_argument("--heads", nargs="+", choices=HEADS, help="default: probe, of coverage all")
