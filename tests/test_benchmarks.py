@@ -98,13 +98,16 @@ def test_the_table_of_whole_processes_is_of_pairs_in_turn():
     end_to_end = loaded("end_to_end")
     walls = {"vit": [10.0, 20.0, 10.0], "timm": [15.0, 40.0, 12.0]}
     records = [
-        {"work": "evaluate", "precision": "bf16", "side": side, "wall_s": wall, "cpu_s": 2 * wall,
+        {"work": "typed", "steps": 63, "precision": "bf16", "side": side, "wall_s": wall, "cpu_s": 2 * wall,
          "peak_gib": 1.0, "top1": 0.82}
         for number in range(3) for side, wall in ((side, walls[side][number]) for side in walls)
     ]  # fmt: skip
 
     row = end_to_end.table(records).splitlines()[-1]
-    assert "| evaluate, bf16 | 10.0 s | 15.0 s | 1.50 (1.20 to 2.00, 3 pairs) | 20.0 / 30.0 |" in row
+    assert row.startswith(
+        "| `vit finetune`, 63 steps of 32, bf16 | 10.0 s | 15.0 s | 1.50 (1.20 to 2.00, 3 pairs)"
+    )
+    assert "| 20.0 / 30.0 |" in row
     assert end_to_end.accuracy_in('{"top1": 0.8175, "per_class": {"a": {"top1": 1.0}}}') == 0.8175
     assert end_to_end.accuracy_in('--result\n{"top1": 82.2, "top1_err": 17.8}') == pytest.approx(0.822)
     assert end_to_end.accuracy_in("Acc@1: 90.0\n*** Best metric: 95.88 (epoch 0)") == pytest.approx(0.9588)

@@ -1,5 +1,6 @@
 """`vit`, `python -m vitcli`. Processes that vit starts run this file by its path (`launch.program`)."""
 
+import atexit
 import signal
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Ctrl-C within the imports: no traceback
@@ -15,6 +16,7 @@ from vitcli.errors import MachineError, is_out_of_memory
 
 try:
     from vitcli.cli import main
+    from vitcli.cli.end_of_command import leave
 except Exception as error:
     if not is_out_of_memory(error):
         raise
@@ -22,5 +24,12 @@ except Exception as error:
     print(no_room, file=sys.stderr)
     sys.exit(no_room.exit_code)
 
-if __name__ == "__main__":
+
+def run() -> None:
+    """Run the command line of this process, which ends by it."""
+    atexit.register(leave)  # before libraries register handlers: theirs are called first
     main()
+
+
+if __name__ == "__main__":
+    run()

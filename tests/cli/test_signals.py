@@ -46,6 +46,29 @@ def test_a_library_that_ends_the_process_has_not_finished_the_command(handlers, 
     assert end_of_command.exit_code_of(lambda: sys.exit(143), []) == 143  # our own, at SIGTERM
 
 
+def test_a_command_calls_the_exit_handlers_of_libraries_and_shuts_python_down_no_further():
+    """There a thread of Arrow aborts the process, on a busy machine one time in ten."""
+    program = """
+import atexit
+from vitcli import __main__
+from vitcli.cli import end_of_command
+
+class Deleted:
+    def __del__(self):
+        print("shut down")
+
+def main():
+    atexit.register(print, "a library ends")
+    end_of_command.exit_with(3)
+
+deleted, __main__.main = Deleted(), main
+__main__.run()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "a library ends\n", "")
+
+
 def test_ctrl_c_within_the_imports_ends_without_a_traceback(tmp_path):
     (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     # As Python begins where the signal is not ignored, which it is in the background of a shell.

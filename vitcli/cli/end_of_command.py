@@ -32,6 +32,7 @@ from vitcli.output.text import json_text
 AGAIN_S = 3.0  # while a command that a signal ends clears up
 STOPPED = 143  # after SIGTERM; SystemExit with another code is a library's, and a bug
 _coming: list[threading.Timer] = []  # of signals that come again
+_ended: list[int] = []  # exit codes of commands
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # of typer's own copy of click
 
 
@@ -95,18 +96,33 @@ def exit_with(exit_code: int) -> NoReturn:
 
     One of several processes skips the exit handlers of Python and C++: torch's communication threads have
     been seen to abort there ("terminate called without an active exception"), which would fail a good run.
+    Any other has called those of Python when it comes to `leave`.
     """
     while _coming:
         _coming.pop().cancel()
     if "RANK" in os.environ:
-        with suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(exit_code)
+        _exit_at_once(exit_code)
     for number in (signal.SIGINT, signal.SIGTERM):  # another signal changes neither the code nor the message
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: os._exit(exit_code))
+    _ended.append(exit_code)
     sys.exit(exit_code)
+
+
+def leave() -> None:
+    """End a process whose command has ended, as the last of its exit handlers.
+
+    While Python shuts down, a thread of Arrow that frees a buffer of Python's would abort the process (3.11).
+    """
+    if _ended:
+        _exit_at_once(_ended[-1])
+
+
+def _exit_at_once(exit_code: int) -> NoReturn:
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it is closed
+        with suppress(OSError):
+            stream.flush()
+    os._exit(exit_code)
 
 
 def _print_error(error: VitError, arguments: list[str]) -> int:
