@@ -41,7 +41,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         pictures = "".join(_as_image(figure) for figure in self.figures.values())
-        return f"<pre>{html.escape(repr(self))}</pre>{pictures}"
+        return f'<pre style="font-family:monospace">{html.escape(repr(self))}</pre>{pictures}'
 
     def _path(self, key: str) -> Path | None:
         return Path(self.values[key]) if self.values.get(key) else None
@@ -140,5 +140,6 @@ def _thumbnail(file: str) -> str:
 
 def _as_image(figure: "Figure") -> str:
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=90)
-    return f'<img src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">'
+    figure.savefig(file, format="png", dpi=80)
+    data = base64.b64encode(file.getvalue()).decode()
+    return f'<img style="display:inline" src="data:image/png;base64,{data}">'

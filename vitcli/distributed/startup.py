@@ -9,6 +9,7 @@ import ctypes
 import gc
 import importlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.machinery import ModuleSpec
@@ -27,6 +28,7 @@ def load() -> bool:
     """
     if "timm" in sys.modules:
         return False
+    warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm in a notebook, which nothing here uses
     with _without_collection():
         import torch
 
@@ -108,7 +110,7 @@ class _DeferredModule(ModuleType):
             case (_, "disable"):  # of torch.compiler.disable, in tv_tensors and NaFlexViT
                 return not_compiled
             case (_, "is_compile_supported"):  # in torchvision's RoIAlign
-                return _is_compile_supported
+                return lambda device: importlib.import_module(PARTS[1]).is_compile_supported(device)
             case (_, "utils"):
                 return sys.modules[PARTS[1]]
         if name.startswith("__") and (name, self.__name__) != ("__path__", COMPILER):  # of `inspect`
@@ -122,7 +124,3 @@ def not_compiled(function: Callable | None = None, recursive: bool = True, **_: 
     import torch
 
     return getattr(torch, MARK, torch.compiler.disable)(function, recursive)
-
-
-def _is_compile_supported(device_type: str) -> bool:
-    return importlib.import_module(PARTS[1]).is_compile_supported(device_type)
