@@ -124,6 +124,16 @@ def test_a_score_on_test_and_one_on_a_dev_part_of_train_are_compared_on_test(tmp
     )
 
 
+def test_advice_about_scores_of_folds_can_be_typed(tmp_path):
+    dev = saved(tmp_path, "dev", [0, 1], [0, 1], dev_cut={"split": "train"})
+    folds = saved(
+        tmp_path, "folds", [0, 1, 2], [0, 1, 2], eval_split="pets, split train, 5 folds", dev_cut=None
+    )
+
+    advice = run("compare", folds, dev).err
+    assert "--split train scores all of the data set with both" in advice and "5 folds" not in advice
+
+
 def test_slices_of_one_split_are_other_images_though_their_rows_and_labels_agree(pair, tmp_path):
     labels = [0] * 4 + [1] * 4 + [2] * 4
     first, second = (

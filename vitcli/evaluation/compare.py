@@ -63,7 +63,7 @@ def _common_images(a: SavedPredictions, b: SavedPredictions) -> str:
     then = "; then vit compare BOTH/1 BOTH/2"
     # A file without a cut is of a split of its own, such as test.
     for file in (a, b):
-        other = str(file.about.get("eval_split")).rpartition(", split ")[2]
+        other = str(file.about.get("eval_split")).rpartition(", split ")[2].partition(", ")[0]
         if not file.about.get("dev_cut") and not {*other.split("+")} & {*split.split("+")}:
             return f"score images that neither run was trained on: {scored} {other}{then}"
     return (
