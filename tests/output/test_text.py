@@ -29,6 +29,7 @@ from vitcli.output.text import (
     pairs,
     seen_notes,
     short_paths,
+    size_text,
     within,
 )
 
@@ -257,6 +258,14 @@ def test_folds_say_what_a_random_split_would_have_flattered_by(by_groups, at_ran
 )  # fmt: skip
 def test_a_size_has_the_unit_of_which_it_has_one_at_least(number, text):
     assert bytes_text(number) == text
+
+
+@pytest.mark.parametrize(
+    ("resolution", "text"),
+    [(224, "224"), ([224, 224], "224"), ((384, 512), "384x512"), ([512, 384], "512x384")],
+)
+def test_a_square_has_one_side_and_any_other_image_height_before_width(resolution, text):
+    assert size_text(resolution) == text
 
 
 def test_images_that_a_checkpoint_had_seen_make_an_accuracy_too_high():
