@@ -210,6 +210,24 @@ def test_a_fine_tuned_run_answers_as_without_why(home, images):
     assert (home / "tuned.csv").exists()
 
 
+def test_a_run_with_folds_is_explained_by_all_images_that_it_was_trained_on(home):
+    photos = home / "photos" / "train"
+    data = ("--ckpt", "demo", "--dataset", photos, "--folds", "2", "--set", "model.head=refit")
+    tuned = run("finetune", *data, *SHORT, "--out", home / "folds")
+    assert tuned.code == 0, tuned.err
+    image = sorted_paths(photos)[0]
+
+    for place in ("folds", "folds/runs/seed-0"):
+        words = ("--ckpt", home / place, image, "--why", home / f"{place.replace('/', '-')}.html")
+        result = run("predict", *words, "--json", "--quiet")
+
+        about = result.json["why"]
+        assert about["num_training_images"] == len(sorted_paths(photos)), result.err
+        assert "(" not in about["what"]  # 22 of 24 images would be named
+        summary = json.loads((home / "folds/summary.json").read_text())
+        assert summary["num_train_examples"] == about["num_training_images"]
+
+
 def test_a_copy_of_a_training_image_under_a_wrong_label_is_the_first_reason(home, images):
     folder = home / "mixed"
     shutil.copytree(home / "photos", folder)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.data.image_files import find_images
+from vitcli.data.parts.eval_split_names import FoldName
 from vitcli.data.split import Split
 from vitcli.data.task import check_supports
 from vitcli.data.transforms import to_model_range
@@ -201,6 +202,9 @@ def _of_training(
 ) -> tuple[LoadedNetwork, TrainingImages]:
     """Return the network of a run, and the closed form on its training images, up to `forecast.MOST_ROWS`."""
     num_classes = weights.architecture.num_classes
+    if folds := of_run.train.folds:  # what is delivered is trained on all images, not on those without a cut
+        all_folds = of_run.data.model_copy(update={"eval_split": str(FoldName(folds))})
+        of_run = of_run.model_copy(update={"data": all_folds})
     train = _open(of_run, seed=of_run.train.seed)
     if train.num_classes != num_classes or weights.class_names not in (None, train.class_names):
         raise DataError(
