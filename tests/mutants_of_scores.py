@@ -122,7 +122,8 @@ OF_SCORES = {
         "features that know no class name labels": ("if top1 >= LEAST_KNOWN else 0", "if top1 > 0 else 0"),
     },
     ("vitcli/evaluation/intervals.py", "tests/evaluation/test_intervals.py"): {
-        "the accuracy of ten images is resampled": ("ENOUGH_TO_RESAMPLE = 50", "ENOUGH_TO_RESAMPLE = 5"),
+        "the accuracy of ten images is resampled": ("FEWEST_OF_EACH = 50, 10", "FEWEST_OF_EACH = 5, 10"),
+        "a single mistake is resampled": ("FEWEST_OF_EACH = 50, 10", "FEWEST_OF_EACH = 50, 1"),
         "the images of a fraction are rounded down": (
             "round(accuracy * num_examples)",
             "int(accuracy * num_examples)",

@@ -36,8 +36,11 @@ def test_mcnemars_test_has_two_sides(only_a, only_b):
     assert mcnemar(only_a, only_b) == pytest.approx(tails / 2**n)
 
 
-@pytest.mark.parametrize(("right", "count"), [(1, 10), (7, 10), (1, 49), (48, 49), (0, 50), (50, 50)])
-def test_of_fewer_than_50_images_and_at_both_ends_the_interval_is_exact(right, count):
+@pytest.mark.parametrize(
+    ("right", "count"),
+    [(1, 10), (5, 10), (7, 10), (1, 49), (48, 49), (0, 50), (50, 50), (202, 203), (9, 90), (49_991, 50_000)],
+)
+def test_of_few_images_right_or_wrong_ones_the_interval_is_exact(right, count):
     exact = stats.binomtest(right, count).proportion_ci(0.95, method="exact")
 
     is_end = right in (0, count)  # of which the tail of one side is all that there is
@@ -47,8 +50,8 @@ def test_of_fewer_than_50_images_and_at_both_ends_the_interval_is_exact(right, c
     assert is_end or low < right / count < high
 
 
-@pytest.mark.parametrize(("right", "count"), [(30, 50), (3, 60), (1, 100)])
-def test_from_50_images_on_the_interval_is_that_of_resampled_accuracies(right, count):
+@pytest.mark.parametrize(("right", "count"), [(30, 50), (10, 60), (90, 100)])
+def test_from_50_images_and_10_of_each_on_the_interval_is_that_of_resampled_accuracies(right, count):
     """Which are whole numbers of images, and of which one in forty is below and one above."""
     found = accuracy_interval(right, count)
 
@@ -56,6 +59,11 @@ def test_from_50_images_on_the_interval_is_that_of_resampled_accuracies(right, c
     assert np.array(found) * count == pytest.approx(np.round(np.array(found) * count))
     assert np.abs(np.array(found) * count - expected).max() <= 1
     assert found != pytest.approx(tuple(stats.binomtest(right, count).proportion_ci(0.95)), abs=1e-9)
+
+
+def test_the_first_mistakes_do_not_narrow_the_interval_from_below():
+    lowest = [accuracy_interval(203 - wrong, 203)[0] for wrong in range(10)]
+    assert lowest == sorted(lowest, reverse=True)
 
 
 def test_the_interval_of_a_fraction_is_that_of_the_nearest_number_of_images():

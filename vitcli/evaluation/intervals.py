@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 NUM_RESAMPLES = 10_000
-ENOUGH_TO_RESAMPLE = 50  # images from which an interval is the bootstrap's
+ENOUGH_TO_RESAMPLE, FEWEST_OF_EACH = 50, 10  # images, right and wrong ones, of an interval by the bootstrap
 SEED = 0
 TAILS = (0.025, 0.975)  # of a 95 % interval
 
@@ -16,28 +16,33 @@ TAILS = (0.025, 0.975)  # of a 95 % interval
 def accuracy_interval(num_right: int, num_examples: int, *, seed: int = SEED) -> tuple[float, float]:
     """Return the 95 % interval of the accuracy `num_right` / `num_examples`.
 
-    It is the percentile bootstrap's for many images. Few of them resample to accuracies that cannot be, such
-    as 0 % although one is right; there, and where all or none are right, it is the exact (Clopper-Pearson)
-    one.
+    It is the percentile bootstrap's for many images. Few images, and few mistakes, resample to intervals that
+    are too narrow: a single mistake to one that excludes less than none does. There it is the exact
+    (Clopper-Pearson) one.
     """
-    if num_examples < ENOUGH_TO_RESAMPLE or num_right in (0, num_examples):
-        highest_error = _highest_rate(num_examples - num_right, num_examples)
-        return 1 - highest_error, _highest_rate(num_right, num_examples)
+    num_few = min(num_right, num_examples - num_right)
+    if num_examples < ENOUGH_TO_RESAMPLE or num_few < FEWEST_OF_EACH:
+        low, high = _rate_at(num_few - 1, num_examples, TAILS[1]), _rate_at(num_few, num_examples, TAILS[0])
+        return (low, high) if num_few == num_right else (1 - high, 1 - low)
     draws_R = np.random.default_rng(seed).binomial(num_examples, num_right / num_examples, NUM_RESAMPLES)
     low, high = np.quantile(draws_R / num_examples, TAILS)
     return float(low), float(high)
 
 
-def _highest_rate(num_hits: int, num_examples: int) -> float:
-    """Return the rate p at which so few hits have a probability of 2.5 %, found by halving; 1 if all hit."""
-    low, high = num_hits / num_examples, 1.0
-    for _ in range(60 if num_hits < num_examples else 0):
+def _rate_at(num_hits: int, num_examples: int, probability: float) -> float:
+    """Return the rate p at which at most so many hits have this probability, found by halving."""
+    low, high = max(0, num_hits) / num_examples, 1.0
+    if num_hits in (-1, num_examples):
+        return float(num_hits == num_examples)
+    if probability > 0.5:
+        low, high = 0.0, (num_hits + 1) / num_examples
+    for _ in range(60):
         p = (low + high) / 2
         terms = (
             math.comb(num_examples, hits) * p**hits * (1 - p) ** (num_examples - hits)
             for hits in range(num_hits + 1)
         )
-        low, high = (p, high) if sum(terms) > TAILS[0] else (low, p)
+        low, high = (p, high) if sum(terms) > probability else (low, p)
     return high
 
 
