@@ -28,9 +28,10 @@ STREAMED = (
 ROWS = """
 import hashlib, json, sys
 from vitcli.data.dataset import DataSet
+from vitcli.data.sources.tables import Choices
 found = {}
 for source in sys.argv[1:]:
-    data = DataSet(source, streaming=True)
+    data = DataSet(source, Choices(streaming=True))
     for name in data.split_names:
         split = data.open(name)
         rows = [split.read_row(row) for row in range(len(split))]
