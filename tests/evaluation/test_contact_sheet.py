@@ -132,6 +132,20 @@ def test_names_are_text_and_what_is_known_is_said(tmp_path):
     assert "Files of other kinds, left out: &lt;img" in text and "it is &lt;img src=x" in text
 
 
+def test_nothing_is_counted_where_nothing_could_be_doubtful(tmp_path):
+    unsure = one_class("a.jpg", 0.53, prediction_set=["b"], in_distribution=None)
+    several = one_class("b.jpg", 0.53, prediction_set=["b", "c"], in_distribution=None)
+    reason = "not checked: that takes 49 held-out images, and the run has 20 (--folds 5)"
+
+    text = page_of(tmp_path / "one.html", [unsure], new_classes=reason)
+    assert "doubtful</li>" not in text and f"<li>new classes {reason}</li>" in text
+    text = page_of(tmp_path / "set.html", [unsure, several], new_classes=reason)
+    assert f"<li>1 doubtful</li><li>new classes {reason}</li>" in text
+    below = page_of(tmp_path / "all.html", [{**unsure, "unsure": False}], new_classes=reason, threshold=0.5)
+    assert "<li>0 doubtful</li>" in below
+    assert "<li>0 doubtful</li>" in page_of(tmp_path / "known.html", [unsure])
+
+
 @pytest.mark.slow
 def test_no_name_is_wider_than_its_card_and_a_phone_shows_two_a_row(tmp_path):
     find()

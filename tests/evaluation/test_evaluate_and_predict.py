@@ -318,14 +318,16 @@ def test_many_images_get_a_line_each_and_topk_never_exceeds_the_classes(trained,
     all_classes = run("predict", "--ckpt", trained, photos / "test", "--topk", 9)
     few = run("predict", "--ckpt", trained, photos / "test/red/00.png", "-q")
 
-    green, red = many.out.split("\n\n")
+    many_out, unchecked, about = many.out.partition("new classes ")
+    assert unchecked and about.startswith("not checked: ") and about.count("\n") == 1
+    green, red = many_out.split("\n\n")
     for name, listing in (("green", green), ("red", red)):
         folder, header, *rows = listing.splitlines()
         assert folder == f"{photos / 'test' / name}/" and len(rows) == 5 and rows[0].startswith("00.png ")
         assert header.split() == ["image", "class", "probability", "runner-up"]
         assert all(row.count("%") == 2 and "red" in row and "green" in row for row in rows)
-    assert len(all_classes.out.splitlines()) == 21 and "--topk 9 lists all 2 classes" in all_classes.err
-    assert len(few.out.splitlines()) == 3
+    assert len(all_classes.out.splitlines()) == 22 and "--topk 9 lists all 2 classes" in all_classes.err
+    assert len(few.out.splitlines()) == 4
     address = run("predict", "--ckpt", trained, "https://example.org/a.jpg", "-q")
     assert address.code == 3 and "download it first" in address.err
 

@@ -65,7 +65,11 @@ def write(path: Path, result: Mapping[str, Any], rows: Sequence[int], sheet: Con
     """
     predictions, num_unreadable = result["predictions"], len(result["unreadable"])
     knows_doubt = {UNSURE, "prediction_set", "margin"} & predictions[0].keys()
-    doubtful = [f"{sum(bool(_doubts(each)) for each in predictions):,} doubtful"] if knows_doubt else []
+    num_doubtful, unchecked = sum(bool(_doubts(each)) for each in predictions), result.get("new_classes")
+    # Without a threshold a few held-out images, all right, leave one class in every set: 0 would say nothing.
+    is_count = knows_doubt and (num_doubtful or not unchecked or "threshold" in result)
+    doubtful = [f"{num_doubtful:,} doubtful"] if is_count else []
+    doubtful += [f"new classes {unchecked}"] if unchecked else []
     left_out = first_few(result["left_out_files"], total=result["num_left_out_files"])
     body = _body(result, rows, sheet)
     tables = [_thresholds(result["selective"])] if "selective" in result else []

@@ -18,7 +18,7 @@ from vitcli.errors import DataError, VitError
 from vitcli.evaluation import contact_sheet, inference, regression, sorting
 from vitcli.evaluation.calibration import selective
 from vitcli.evaluation.calibration.results import calibrated
-from vitcli.evaluation.calibration.stored import Calibration, calibration_of
+from vitcli.evaluation.calibration.stored import Calibration, calibration_of, why_unchecked
 from vitcli.evaluation.contact_sheet import ContactSheet
 from vitcli.evaluation.multilabel import Multilabel, multilabel_of, task_of
 from vitcli.evaluation.regression import RegressionTarget
@@ -104,7 +104,8 @@ def predict_with(
     settings = replace(settings, on_bad_image="skip")  # one bad file costs no other answer
     target = regression.target_of(weights.metadata)
     calibration = calibration_of(weights.metadata, arch.num_classes)
-    _check_applies(task_of(weights.metadata, arch.num_classes), options, weights.readable_class_names)
+    task = task_of(weights.metadata, arch.num_classes)
+    _check_applies(task, options, weights.readable_class_names)
     notes = [] if target else _notes_on_classes(weights, arch.num_classes, options.topk)
     about = f"{arch.name}: {network.preprocessing.summary()}, {network.preprocessing_from}"
     for line in [about, *split.lines, *notes]:
@@ -133,8 +134,11 @@ def predict_with(
         "on_bad_image": recipe.data.on_bad_image,
         **split.left_out.summary(),
     }
+    is_of_classes = task is Task.ONE_CLASS and arch.num_classes > 1
     if calibration and not options.mirrored:  # known of images as they are
         result["selective"] = selective.results_of(calibration.facts())
+    if is_of_classes and (reason := why_unchecked(weights.metadata, calibration)):
+        result["new_classes"] = reason
     _decide(result, options, weights.readable_class_names)
     if run.out:
         _write(run.out, result, topk, predictions, sheet)

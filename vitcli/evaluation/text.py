@@ -319,6 +319,7 @@ def _end_of_predictions(result: dict[str, Any]) -> str:
         rows.append(("unsure", f"{count} of {len(result['predictions'])}, below {result['threshold']:g}"))
     elif "selective" in result:
         rows.append(("threshold", result["selective"]["advice"]))
+    rows += [("new classes", result["new_classes"])] if "new_classes" in result else []
     if "sorted_into" in result:
         counts = result["sorted_counts"]
         largest = sorted(counts.items(), key=lambda named: -named[1])[:FOLDERS]

@@ -12,7 +12,7 @@ from vitcli.evaluation.calibration.out_of_distribution import UnlikeScore, stati
 from vitcli.evaluation.calibration.results import calibrated
 from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.evaluation.calibration.selective import OperatingPoint
-from vitcli.evaluation.calibration.stored import KEY, Calibration, calibration_of
+from vitcli.evaluation.calibration.stored import KEY, Calibration, calibration_of, why_unchecked
 from vitcli.weights.io import FEATURE_STATISTICS
 
 SETS = {90: 0.7, 95: 0.2, 99: None}
@@ -29,6 +29,20 @@ def stored() -> Calibration:
     return Calibration(
         Scaling(1.25), SETS, POINTS, 90, "data, dev part", "abc", -1.5, 0.0109, score, statistics
     )
+
+
+def test_where_new_classes_are_not_checked_the_reason_is_said(stored):
+    ours = {"trained_by": "finetune"}
+    few = replace(stored, num_images=48, statistics=None)
+    needed = "not checked: that takes 49 held-out images"
+
+    assert why_unchecked(ours, stored) is None
+    assert why_unchecked({}, None) is why_unchecked({"trained_by": "pretrain"}, None) is None
+    assert why_unchecked(ours, None) == f"{needed} besides a test split (--folds 5)"
+    assert why_unchecked(ours, few) == f"{needed}, and the run has 48 (--folds 5)"
+    of_folds = replace(few, fingerprint=None)  # which have left out every image already
+    assert why_unchecked(ours, of_folds) == f"{needed}, and the run has 48"
+    assert "are not stored" in why_unchecked(ours, replace(few, num_images=49))
 
 
 def as_read(stored: Calibration) -> dict:

@@ -267,6 +267,28 @@ def test_without_images_to_choose_by_one_note_says_so(colours, ckpt, tmp_path):
     assert entry["predictions"][0].keys() == {"file", "top"}
 
 
+def test_with_too_few_held_out_images_each_prediction_says_that_new_classes_are_not_checked(
+    colours, trained, ckpt, tmp_path
+):
+    folder = tmp_path / "few"
+    shutil.copytree(colours / "train", folder / "train")
+    for file in sorted((colours / "validation").glob("*/0[0-6].png")):
+        (folder / "validation" / file.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, folder / "validation" / file.parent.name)
+    finished(*words(folder, ckpt, tmp_path / "run", "-q"))
+    ask = ("predict", unlike(tmp_path), "-q", "--ckpt")
+
+    reason = "not checked: that takes 49 held-out images, and the run has 21 (--folds 5)"
+    result = finished(*ask, tmp_path / "run", "--json", "--out", tmp_path / "page.html")
+    assert result["new_classes"] == reason
+    assert result["predictions"][0]["in_distribution"] is None
+    assert f"<li>new classes {reason}</li>" in (tmp_path / "page.html").read_text()
+    for more in ((), ("--threshold", 0.5), ("--tta",)):
+        assert f"new classes {reason}\n" in run(*ask, tmp_path / "run", *more).out
+    assert "new_classes" not in finished(*ask, trained, "--json")
+    assert "new_classes" not in finished(*ask, ckpt, "--json")  # from elsewhere
+
+
 def test_no_image_of_those_that_choose_the_distance_is_flagged_by_it_as_it_is_stored():
     rng = np.random.default_rng(0)
     means_KD = 4 * rng.normal(size=(3, 5))

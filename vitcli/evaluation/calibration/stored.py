@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from vitcli.evaluation.calibration.out_of_distribution import (
+    LEAST,
     MOST_NUMBERS,
     SHRINKAGES,
     FeatureStatistics,
@@ -91,6 +92,22 @@ def calibration_of(metadata: Mapping[str, Any], num_classes: int) -> Calibration
         return _read(stored, metadata.get(FEATURE_STATISTICS), num_classes)
     except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
         raise damaged_metadata(KEY, f"the stored calibration is damaged: {error}") from error
+
+
+def why_unchecked(metadata: Mapping[str, Any], stored: Calibration | None) -> str | None:
+    """Return why a classifier of `vit finetune` does not say what is unlike its training images.
+
+    None if it does, and of weights from elsewhere.
+    """
+    if metadata.get("trained_by") != "finetune" or (stored and stored.statistics):
+        return None
+    needed = f"not checked: that takes {LEAST} held-out images"
+    if stored is None:
+        return f"{needed} besides a test split (--folds 5)"
+    if stored.num_images >= LEAST:
+        return "not checked: the statistics that this takes are not stored with these weights"
+    more = " (--folds 5)" if stored.fingerprint else ""  # else every training image has been left out
+    return f"{needed}, and the run has {stored.num_images}{more}"
 
 
 def _read(stored: Mapping[str, Any], packed: Mapping[str, Any] | None, num_classes: int) -> Calibration:
