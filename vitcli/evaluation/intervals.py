@@ -30,7 +30,7 @@ def accuracy_interval(num_right: int, num_examples: int, *, seed: int = SEED) ->
 
 
 def _rate_at(num_hits: int, num_examples: int, probability: float) -> float:
-    """Return the rate p at which at most so many hits have this probability, found by halving."""
+    """Return the rate p at which at most `num_hits` hits have this probability, found by halving."""
     low, high = max(0, num_hits) / num_examples, 1.0
     if num_hits in (-1, num_examples):
         return float(num_hits == num_examples)
