@@ -42,6 +42,7 @@ class SeenImages:
             name, that of the run; else None.
         trained_before: digests of the images that only earlier runs trained on, see KEY; None if there are
             no such runs, or they are unknown.
+        folds_in: the file with the scores of a run that has scored its training images by folds; else None.
     """
 
     trained_on: np.ndarray | None = None
@@ -49,16 +50,19 @@ class SeenImages:
     cut: dict[str, Any] | None = None
     train_split: str | None = None
     trained_before: np.ndarray | None = None
+    folds_in: str | None = None
 
     @classmethod
-    def of(cls, metadata: dict[str, Any], *, train_split: str | None = None) -> "SeenImages":
+    def of(
+        cls, metadata: dict[str, Any], *, train_split: str | None = None, folds_in: str | None = None
+    ) -> "SeenImages":
         """Read the metadata of weights; those of large splits have no digests, others not even a cut."""
         stored = metadata.get(KEY)
         stored = stored if isinstance(stored, dict) else {}
         names = ("trained_on", "held_out", "trained_before")
         trained_on, held_out, trained_before = (_unpacked(stored.get(name)) for name in names)
         cut = _readable_cut(metadata.get("dev_cut"))
-        return cls(trained_on, held_out, cut, train_split, trained_before)
+        return cls(trained_on, held_out, cut, train_split, trained_before, folds_in)
 
     @property
     def ever_trained_on(self) -> np.ndarray | None:
@@ -237,11 +241,15 @@ def held_out_part(
         note = f"{_were(num_trained, whole)} trained on"
         return replace(whole, notes=(note, *whole.notes))
     if not len(held_rows):
+        fix = f"name other images, or {option} to score all {len(whole):,}, trained on or not"
+        if seen.folds_in:
+            scores_all = f"{option} scores all {len(whole):,}, of which {num_trained:,} were trained on"
+            fix = f"the accuracy by folds is top1 in {seen.folds_in}; or name other images ({scores_all})"
         raise DataError(
             f"{num_trained:,} of the {len(whole):,} images of {whole.name} were trained on, "
             "and none is a held-out image of the run",
             where="--dataset",
-            fix=f"name other images, or {option} to score all {len(whole):,}, trained on or not",
+            fix=fix,
         )
     num_new = len(whole) - num_trained - len(held_rows)
     there = "all" if len(held_rows) == len(held_out) else f"{len(held_rows):,} of the"

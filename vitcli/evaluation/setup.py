@@ -260,12 +260,13 @@ def open_eval_split(recipe: Recipe, split: str, weights: Weights, *, needs_label
 def seen_by(weights: Weights, dataset: str | None) -> SeenImages:
     """Return what weights know of the images they were trained on, before `dataset` is opened."""
     folder = run_folder.folder_of(weights.source)
-    train_split = None
+    train_split = folds_in = None
     if folder is not None:
         with suppress(VitError):  # of another version
             recipe, _ = run_folder.recipe_of(folder)
             train_split = recipe.data.train_split if run_folder.is_data_of(recipe, dataset) else None
-    return SeenImages.of(weights.metadata, train_split=train_split)
+            folds_in = str(folder / run_folder.SUMMARY) if recipe.train and recipe.train.folds else None
+    return SeenImages.of(weights.metadata, train_split=train_split, folds_in=folds_in)
 
 
 def read_checkpoint(recipe: Recipe, *, quiet: bool) -> Weights:

@@ -127,6 +127,9 @@ def test_a_resumed_fold_has_the_bits_of_an_ordinary_run_and_the_last_one_is_trai
     # The model has seen all images, and says so instead of a score; a fold's model is scored on its own.
     refused = run("evaluate", "--ckpt", folded, "--dataset", objects, "--json", "-q")
     assert "24 of the 24 images" in refused.json["error"]["message"]
+    fix = refused.json["error"]["fix"]
+    assert fix.startswith(f"the accuracy by folds is top1 in {folded / 'summary.json'}; ")
+    assert fix.endswith("(--split train scores all 24, of which 24 were trained on)")
     again = run("evaluate", "--ckpt", alone, "--json", "-q", "--precision", "fp32").json
     assert again["top1"] == summary_of(alone)["top1"] and again["num_eval_examples"] < 24
 
