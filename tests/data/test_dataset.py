@@ -285,9 +285,11 @@ def test_the_seed_of_a_run_does_not_move_the_dev_part(tmp_path):
     assert len({tuple(split.where_is(row) for row in range(4)) for split in held_out}) == 1
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.01, 0.99, 1.0])
-def test_a_dev_part_that_leaves_nothing_on_one_side_is_refused(fraction):
-    with pytest.raises(DataError, match="leaves one side empty"):
+@pytest.mark.parametrize(
+    ("fraction", "percent"), [(0.0, "0%"), (0.0002, "0.02%"), (0.01, "1%"), (0.99, "99%"), (1.0, "100%")]
+)
+def test_a_dev_part_that_leaves_nothing_on_one_side_is_refused(fraction, percent):
+    with pytest.raises(DataError, match=f"a dev part of {percent} of .* leaves one side empty"):
         cut_dev(numbered(10), dev_fraction=fraction, split="train")
 
 

@@ -85,7 +85,8 @@ def cut_dev(
         )
     if not (len(rest) and len(dev)):
         raise DataError(
-            f"a dev part of {dev_fraction:.0%} of {train.name}, {len(train)} rows, leaves one side empty",
+            f"a dev part of {100 * dev_fraction:.3g}% of {train.name}, {len(train)} rows, "
+            "leaves one side empty",
             where="recipe key data.dev_fraction",
             fix="name the split to report on with data.eval_split, or choose another fraction",
         )
