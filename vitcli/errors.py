@@ -1,6 +1,10 @@
 """Exceptions for everything that is not a bug of ours, and the exit code of each."""
 
 import errno
+import os
+import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -125,6 +129,18 @@ def is_out_of_memory(error: BaseException) -> bool:
 def is_of_machine(error: BaseException) -> bool:
     """Return True for an error of reading that says nothing about the file: memory, a disk, its network."""
     return is_out_of_memory(error) or (isinstance(error, OSError) and error.errno in READ_FAILURES)
+
+
+def pip_install(package: str) -> str:
+    """Return the line that installs a package for the Python that runs; `pip` may be that of another one."""
+    python, name = sys.executable or "python3", os.path.basename(sys.executable)
+    with suppress(OSError):  # the working folder may be gone
+        if shutil.which(name) == python:
+            python = name
+        elif (path := Path(python)).is_relative_to(Path.cwd()):
+            path = path.relative_to(Path.cwd())
+            python = str(path) if path.parent.name else f"./{path}"
+    return f"{shlex.quote(python)} -m pip install {shlex.quote(package)}"
 
 
 def nearest(name: str, known) -> str:

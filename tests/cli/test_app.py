@@ -26,7 +26,7 @@ from vitcli.cli.features import Classifier
 from vitcli.cli.help import DATA, PANELS, RUN
 from vitcli.cli.options import Compute, FeatureLayer, Tracker, option
 from vitcli.cli.options import command as option_groups
-from vitcli.errors import VitError, nearest, nearest_path
+from vitcli.errors import VitError, nearest, nearest_path, pip_install
 from vitcli.recipe import auto
 from vitcli.recipe.schema import KEYS
 from vitcli.training import tracking
@@ -281,6 +281,26 @@ def test_a_name_is_proposed_where_a_typo_or_two_explain_it(mistyped, known, mean
 
     assert nearest(mistyped, ["x", known]) == (f", did you mean {meant!r}?" if meant else "")
     assert bool(nearest_path(str(tmp_path / mistyped))) == bool(meant)
+
+
+def test_a_package_is_installed_for_the_python_that_runs_by_its_shortest_name(monkeypatch, tmp_path):
+    beside = tmp_path / "of a project" / "bin"
+    beside.mkdir(parents=True)
+    (beside / "python").touch(mode=0o755)
+    install = "-m pip install 'vitcli[export]'"
+    monkeypatch.setattr(sys, "executable", str(beside / "python"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert pip_install("vitcli[export]") == f"'{beside}/python' {install}"
+
+    monkeypatch.chdir(tmp_path)
+    assert pip_install("vitcli[export]") == f"'of a project/bin/python' {install}"
+    monkeypatch.chdir(beside)
+    assert pip_install("vitcli[export]") == f"./python {install}"  # the shell does not look here by itself
+
+    monkeypatch.setenv("PATH", str(beside))
+    assert pip_install("vitcli[export]") == f"python {install}"
+    monkeypatch.setattr(sys, "executable", "")
+    assert pip_install("wandb") == "python3 -m pip install wandb"
 
 
 def test_help_and_version_go_by_the_names_of_other_tools():

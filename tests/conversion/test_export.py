@@ -269,7 +269,7 @@ def test_without_onnx_the_error_says_what_to_install(to_export, tmp_path, monkey
 
     with pytest.raises(MachineError) as refusal:
         to_export(vit(), "out.onnx")
-    assert refusal.value.fix == "pip install 'vitcli[export]'"
+    assert refusal.value.fix.endswith("python -m pip install 'vitcli[export]'")
     assert names_in(tmp_path) == ["ckpt"]
 
 

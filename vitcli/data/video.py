@@ -13,7 +13,7 @@ import numpy as np
 from vitcli.data.decoding import MAX_PIXELS
 from vitcli.data.sources.folders import suffix_of
 from vitcli.data.split import Split
-from vitcli.errors import DataError, MachineError, reason_of
+from vitcli.errors import DataError, MachineError, pip_install, reason_of
 from vitcli.io.files import open_regular
 from vitcli.output.text import first_few
 
@@ -184,7 +184,7 @@ def _av() -> Any:
     try:
         import av
     except ImportError as error:
-        fix = "pip install 'vitcli[video]', or extract the frames as images"
+        fix = f"{pip_install('vitcli[video]')}, or extract the frames as images"
         raise MachineError(
             "videos are read by PyAV, which is not installed", where="IMAGES", fix=fix
         ) from error

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vitcli.data.parts.group_assignment import GroupCounts, held_out_rows
-from vitcli.errors import VitError
+from vitcli.errors import VitError, pip_install
 from vitcli.features.least_squares import STD_ADDED, has_others, parts
 
 NEIGHBOURS = (1, 3, 5, 10, 20)
@@ -97,7 +97,7 @@ def check_installed(classifier: str) -> None:
         raise VitError(
             "logistic regression needs scikit-learn, which is not installed",
             where="--classifier logistic",
-            fix="pip install 'vitcli[fewshot]'; the other classifiers need no further package",
+            fix=f"{pip_install('vitcli[fewshot]')}; the other classifiers need no further package",
         )
 
 

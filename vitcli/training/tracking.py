@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vitcli import recipe as recipes
-from vitcli.errors import MachineError, VitError, nearest, reason_of
+from vitcli.errors import MachineError, VitError, nearest, pip_install, reason_of
 from vitcli.output.atomic import TEMPORARY, read_json, read_jsonl
 from vitcli.output.redaction import without_secrets
 from vitcli.output.run_folder import METRICS, RECIPE, TRACKING, RunFolder
@@ -284,7 +284,7 @@ def check_tracker(track: str) -> None:
         )
     if importlib.util.find_spec(track) is None:
         raise VitError(
-            f"{track} is not installed", where="--track", fix=f"pip install {track}, or 'vitcli[track]'"
+            f"{track} is not installed", where="--track", fix=f"{pip_install(track)}, or 'vitcli[track]'"
         )
 
 

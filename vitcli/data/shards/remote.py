@@ -19,7 +19,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from vitcli.data.shards.block_cache import StoredBlocks
-from vitcli.errors import DataError, MachineError, VitError, is_of_machine, reason_of
+from vitcli.errors import DataError, MachineError, VitError, is_of_machine, pip_install, reason_of
 from vitcli.io import http
 from vitcli.io.credentials import public_address
 from vitcli.io.http import ETAG, MODIFIED
@@ -255,7 +255,7 @@ def file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
         raise DataError(
             f"{public_address(url)} cannot be opened: {_reason(error)}",
             where="--dataset",
-            fix="pip install 'vitcli[remote]' (s3fs for s3://, gcsfs for gs://, aiohttp for https://)",
+            fix=f"{pip_install('vitcli[remote]')} (s3fs for s3://, gcsfs for gs://, aiohttp for https://)",
         ) from error
 
 

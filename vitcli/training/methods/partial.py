@@ -19,7 +19,7 @@ import torch
 from timm.models import group_parameters
 from torch import nn
 
-from vitcli.errors import MachineError, VitError
+from vitcli.errors import MachineError, VitError, pip_install
 from vitcli.recipe.schema import Model
 from vitcli.weights.adapters import merged_weight
 
@@ -175,7 +175,7 @@ def _peft() -> ModuleType:
         raise MachineError(
             "adapters need the package peft",
             where="recipe key model.lora_rank",
-            fix="pip install 'vitcli[lora]', or freeze blocks instead: model.freeze",
+            fix=f"{pip_install('vitcli[lora]')}, or freeze blocks instead: model.freeze",
         ) from error
     return peft
 

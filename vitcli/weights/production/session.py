@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitcli.errors import CheckFailed, MachineError, reason_of
+from vitcli.errors import CheckFailed, MachineError, pip_install, reason_of
 
 
 class OnnxSession:
@@ -57,4 +57,4 @@ class OnnxSession:
 
 def not_installed(name: str, error: ImportError) -> MachineError:
     message = f"ONNX files need {name}, which cannot be imported: {reason_of(error)}"
-    return MachineError(message, where="this Python", fix="pip install 'vitcli[export]'")
+    return MachineError(message, where="this Python", fix=pip_install("vitcli[export]"))
