@@ -13,7 +13,7 @@ from vitcli.data.sources.folders import UNREADABLE, LeftOut, left_out_of
 from vitcli.data.split import Split
 from vitcli.output.progress import wrapped_lines
 from vitcli.output.text import NO_LIMIT
-from vitcli.training import notes
+from vitcli.training import notes, text
 from vitcli.training.notes import Opening, opening
 from vitcli.training.splits import RunSplits, declared_splits
 
@@ -154,3 +154,10 @@ def test_fewer_than_200_images_a_class_and_10000_in_all_are_too_few_for_fresh_we
 
     assert bool(notes.too_few("pretrain", recipe, split)) == is_too_few
     assert notes.too_few("finetune", recipe, split) == []
+
+
+@pytest.mark.parametrize(("top1", "is_advised"), [(1.0, False), (0.99, True)])
+def test_where_all_are_right_training_on_is_not_advised(top1, is_advised):
+    summary = {"command": "finetune", "run_dir": "runs/photos", "dataset": "photos", "top1": top1}
+    advised = [" ".join(words) for words in text._next_commands(summary)]
+    assert any("--keep-head" in line for line in advised) == is_advised

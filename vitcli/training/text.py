@@ -212,16 +212,13 @@ def _next_commands(summary: dict[str, Any]) -> list[tuple]:
     # All images of folds were trained on, so that none is left to evaluate the last model on.
     evaluation = [("vit", "evaluate", "--ckpt", run_dir, "--out", f"{run_dir}/evaluation")]
     train_on = ("--ckpt", run_dir, "--keep-head", "--dataset", summary.get("dataset", "DATA"))
+    has_to_gain = summary.get("command") == "finetune" and summary.get("top1") != 1
     return [
         ("vit", "predict", "--ckpt", run_dir, "IMAGES"),
         ("vit", "report", run_dir, "--out", f"{name}.html"),
         *([] if summary.get("folds") else evaluation),
         ("vit", "export", run_dir, f"{name}.onnx"),
-        *(
-            [("vit", "finetune", *train_on, "--out", f"{run_dir}-2")]
-            if summary.get("command") == "finetune"
-            else []
-        ),
+        *([("vit", "finetune", *train_on, "--out", f"{run_dir}-2")] if has_to_gain else []),
     ]
 
 
