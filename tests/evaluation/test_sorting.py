@@ -8,6 +8,7 @@ import pytest
 
 from vitcli.errors import MachineError, VitError
 from vitcli.evaluation.sorting import UNSURE, check_target, copy_into, folder_names
+from vitcli.evaluation.text import predictions_as_text
 from vitcli.output.atomic import DEBRIS_AGE_S
 
 
@@ -40,6 +41,25 @@ def test_each_image_is_copied_into_the_folder_of_its_class_and_nothing_is_overwr
     copy_into(target, predictions, ["cat", "dog"])
     assert tree(target) == expected
     assert all(file.exists() for file in files)
+
+
+def test_what_is_unlike_the_training_images_is_no_example_of_a_class(tmp_path):
+    files = [tmp_path / f"{number}.png" for number in range(4)]
+    for file in files:
+        file.write_bytes(b"image")
+    known = [{"in_distribution": False, "unsure": False}, {"in_distribution": False},
+             {"in_distribution": True, "unsure": False}, {"in_distribution": None}]  # fmt: skip
+    predictions = [predicted(file, "cat", **more) for file, more in zip(files, known, strict=True)]
+
+    counts = copy_into(tmp_path / "sorted", predictions, ["cat", "dog"])
+
+    assert counts == {"cat": 2, UNSURE: 2}
+    assert set(tree(tmp_path / "sorted")) == {"unsure/0.png", "unsure/1.png", "cat/2.png", "cat/3.png"}
+    shown = predictions_as_text({"predictions": predictions[:1], "threshold": 0.5, "sorted_into": "sorted",
+                                 "sorted_counts": counts})  # fmt: skip
+    assert "to unsure   1 image unlike the training images, too\n" in shown
+    shown = predictions_as_text({"predictions": predictions[2:], "sorted_into": "x", "sorted_counts": counts})
+    assert "to unsure" not in shown
 
 
 def test_without_hard_links_nothing_is_overwritten_either(tmp_path, monkeypatch):

@@ -48,8 +48,8 @@ class PredictionOptions:
         "names one at which 99 % of the answered dev images are right).", "P", min=0, max=1)] = None
     tta: Annotated[bool, option("--tta", RUN, MIRRORED)] = False
     sort_into: Annotated[Path | None, option("--sort-into", RUN,
-        "Copy each image into a folder of its class below FOLDER, those below --threshold into unsure; "
-        "overwrites nothing (default: copy none).", "FOLDER")] = None
+        "Copy each image into a folder of its class below FOLDER, those below --threshold or unlike the "
+        "training images into unsure; overwrites nothing (default: copy none).", "FOLDER")] = None
     why: Annotated[Path | None, option("--why", RUN,
         "Also explain, on one page: the training images with the largest influence, the patches that "
         "carry the answer, and the runner-up class (default: no). Needs a run of vit fewshot or vit finetune "

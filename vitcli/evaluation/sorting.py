@@ -4,7 +4,7 @@ import filecmp
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,17 @@ def refuse_links(folder: Path, class_names: Sequence[str]) -> None:
             )
 
 
+def is_only_unlike(prediction: Mapping[str, Any]) -> bool:
+    """Return whether an image is unlike the training images, and not below a threshold."""
+    return prediction.get("in_distribution") is False and not prediction.get(UNSURE)
+
+
 def copy_into(
     folder: Path, predictions: Sequence[dict[str, Any]], class_names: Sequence[str]
 ) -> dict[str, int]:
     """Copy each image into the folder of its class; return the number of copies by the name of the folder.
 
+    Those below the threshold, or unlike the training images, go to UNSURE.
     A file of the same name and bytes is not copied again; one of other bytes stays, and the copy gets a
     number after its name.
 
@@ -97,7 +103,8 @@ def copy_into(
     refuse_links(folder, class_names)
     names, counts = folder_names(class_names), dict[str, int]()
     for prediction in predictions:
-        name = UNSURE if prediction.get(UNSURE) else names[prediction["top"][0]["class"]]
+        is_unsure = prediction.get(UNSURE) or is_only_unlike(prediction)
+        name = UNSURE if is_unsure else names[prediction["top"][0]["class"]]
         source = prediction["file"]
         try:
             if name not in counts:

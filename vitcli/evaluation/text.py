@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.evaluation.calibration.scaling import Scaling
+from vitcli.evaluation.sorting import is_only_unlike
 from vitcli.output.document import Columns, Kind, simple_table
 from vitcli.output.scores import ERRORS, SHOWN, first_score_rows, interval_shown, score_rows, shown
 from vitcli.output.summaries import LEAST_CALIBRATED
@@ -326,6 +327,8 @@ def _end_of_predictions(result: dict[str, Any]) -> str:
         most = ", ".join(f"{name} {count}" for name, count in largest)
         left = len(counts) - FOLDERS
         more = f" and {count_of(left, 'more folder')}" if left > 0 else ""
+        if unlike := sum(map(is_only_unlike, result["predictions"])):
+            rows.append(("to unsure", f"{count_of(unlike, 'image')} unlike the training images, too"))
         rows += [("copied", f"{most}{more}"), ("into", Verbatim(result["sorted_into"]))]
     rows += [("written", Verbatim(result["out"]))] if "out" in result else []
     return "".join(lines) + pairs(rows)
