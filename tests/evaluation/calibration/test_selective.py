@@ -90,8 +90,12 @@ def test_any_rows_give_the_points_of_a_search_over_sorted_rows(seed):
     ("points", "num_images", "advice"),
     [
         ([(0.0, 29, 29)], 29, "none recommended: that takes 30 images to try it on, and there are 29"),
-        ([(0.0, 30, 30)], 30, "none needed: 100.0% right ("),
-        ([(0.0, 60, 60), (0.5, 60, 60)], 60, "none needed: 100.0% right (95 %: 94.0 to 100.0; 60 "),
+        ([(0.0, 30, 30)], 30, "none needed for images like the training ones: 100.0% right ("),
+        (
+            [(0.0, 60, 60), (0.5, 60, 60)],
+            60,
+            "none needed for images like the training ones: 100.0% right (95 %: 94.0 to 100.0; 60 ",
+        ),
         ([(0.0, 60, 40), (0.9, 50, 45)], 60, "at --threshold 0.9: 83.3% answered, 90.0% of these right ("),
         ([(0.0, 60, 40), (0.9, 29, 29)], 60, "none recommended: 66.7% right ("),
     ],

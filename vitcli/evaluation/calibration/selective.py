@@ -109,6 +109,7 @@ def _advice(best: OperatingPoint | None, num_images: int, of_images: str) -> str
     evidence = f"(95 %: {interval_text(interval_of(best.accuracy, best.answered))}; {of_images})"
     missed = "" if best.accuracy >= GOAL else f"; {GOAL:.0%} is not reached"
     if best.threshold == 0:
-        return f"none {'recommended' if missed else 'needed'}: {best.accuracy:.1%} right {evidence}{missed}"
+        word = "recommended" if missed else "needed for images like the training ones"
+        return f"none {word}: {best.accuracy:.1%} right {evidence}{missed}"
     answered = f"{best.answered / num_images:.1%} answered, {best.accuracy:.1%} of these right"
     return f"at --threshold {best.threshold:g}: {answered} {evidence}{missed}"
