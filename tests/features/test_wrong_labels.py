@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -110,7 +111,7 @@ def test_copies_of_an_image_do_not_vouch_for_its_label(shapes, tmp_path):
         for letter in "abc":
             shutil.copy(file, copies / file.parent.name / f"{file.stem}_{letter}.png")
     grouped = check(copies, "--set", r"data.group_column=name:^(\w+)_")["suspects"]
-    alone = check(copies)["suspects"]
+    alone = check(copies, "--set", r"data.group_column=name:^(\w+)\.")["suspects"]  # a group each
 
     named = {Path(each["place"]).name[:-6] for each in grouped["listed"][: grouped["num_named"]]}
     assert grouped["num_named"] >= 3 and named <= {"wrong0", "wrong25"} and alone["num_named"] == 0
@@ -118,6 +119,48 @@ def test_copies_of_an_image_do_not_vouch_for_its_label(shapes, tmp_path):
     for each in grouped["listed"]:
         own = Path(each["place"]).name[:-6]
         assert own not in {Path(neighbour["place"]).name[:-6] for neighbour in each["neighbours"]}
+
+
+def test_copies_that_the_check_finds_do_not_vouch_for_each_other_by_default(shapes, tmp_path):
+    """A wrong label and its exact copy in the same folder are both named, as with near_duplicates."""
+    root = tmp_path / "shapes"
+    shutil.copytree(shapes, root)
+    wrong = next(root.rglob("wrong0.png"))
+    shutil.copy(wrong, wrong.with_name("wrong0 (1).png"))
+    each_alone = ("--set", "data.group_column=name:(.*)")
+    by_default, alone = check(root)["suspects"], check(root, *each_alone)["suspects"]
+    grouped = check(root, "--set", "data.group_column=near_duplicates")["suspects"]
+
+    def named(suspects: dict) -> set[str]:
+        return {Path(each["place"]).name for each in suspects["listed"][: suspects["num_named"]]}
+
+    both = {"wrong0.png", "wrong0 (1).png"}
+    assert both <= named(by_default) == named(grouped) and not both & named(alone)
+    margins = [[each["margin"] for each in some["listed"]] for some in (by_default, grouped)]
+    np.testing.assert_allclose(*margins, rtol=1e-9)
+    told = "by leave-one-out, copies left out together"
+    screens = [
+        " ".join(run("datasets", "check", root, "--labels", "--ckpt", "demo", "-q", *words).out.split())
+        for words in ((), each_alone, ("--distance", "0"))
+    ]
+    assert [told in screen for screen in screens] == [True, False, True]  # an exact copy is at distance 0
+
+
+def test_images_without_copies_are_each_left_out_alone(tmp_path):
+    rng = np.random.default_rng(0)
+    for row in range(12):
+        folder = tmp_path / "noise" / "ab"[row % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(folder / f"{row}.png")
+    assert not check(tmp_path / "noise")["suspects"]["leaves_copies_out"]
+
+    # Where nothing but copies is left, none of them is left out.
+    for folder in (tmp_path / "noise").iterdir():
+        first, *others = sorted(folder.iterdir())
+        for other in others:
+            shutil.copy(first, other)
+    suspects = check(tmp_path / "noise")["suspects"]
+    assert not suspects["leaves_copies_out"] and suspects["num_checked"] == 12
 
 
 def test_neighbours_are_others_and_have_their_own_labels(shapes):

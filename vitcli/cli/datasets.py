@@ -106,7 +106,7 @@ def datasets_check(
 
         result = check_with_labels(a, b, loaded, inference.settings(printing, out, overwrite), how)
     else:
-        result = check.check(a, b, loaded.data, how)
+        result, _ = check.check(a, b, loaded.data, how)
     return printing.show_and_fail(result, findings.failure(result), as_text)
 
 

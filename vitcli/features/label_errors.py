@@ -1,8 +1,8 @@
 """`vit datasets check --labels`: the check of the images, then labels that the other images contradict.
 
 The score of an image is what the closed form predicts for it when it, or its group, is left out
-(`least_squares.left_out_scores`), at the l2 of the highest leave-one-out accuracy. The probability of a class
-follows from how the left-out scores of its images lie:
+(`least_squares.left_out_scores`), at the l2 of the highest leave-one-out accuracy; copies are a group, unless
+others are asked for. The probability of a class follows from how the left-out scores of its images lie:
 
     m_k     = (n_k mean of the left-out scores of class k + PRIOR ideal_k) / (n_k + PRIOR)
     logit_k = t (s_i m_k - |m_k|^2 / 2)        t: one inverse temperature, by maximum likelihood
@@ -18,7 +18,7 @@ N rows, D features, K classes, M neighbours.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ from vitcli.data.checks import check, findings
 from vitcli.data.checks.check import CheckOptions
 from vitcli.data.checks.near_duplicates import SplitName, index_to_train, open_splits
 from vitcli.data.checks.splits import read_labels
+from vitcli.data.parts.groups import groups_of_copies
 from vitcli.data.seen_images import SeenImages
-from vitcli.data.split import Split
+from vitcli.data.split import Grouping, Split
 from vitcli.data.task import Task, check_supports
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.calibration.scaling import softmax_scale
@@ -51,6 +52,7 @@ from vitcli.output.atomic import check_out, write_text
 from vitcli.output.document import PageFigure
 from vitcli.output.text import count_of, csv_text, short_paths
 from vitcli.recipe import Recipe
+from vitcli.recipe.group_rule import NEAR_DUPLICATES
 from vitcli.recipe.reading import size_words
 from vitcli.recipe.schema import Data
 
@@ -113,7 +115,12 @@ def check_with_labels(
     weights = read_checkpoint(recipe, quiet=run.quiet)
     extractor = open_extractor(weights, recipe, run)
 
-    result = check.check(name, against, recipe.data, options)
+    result, trained = check.check(name, against, recipe.data, options)
+    if split.grouping is None and len(split) == len(trained.split) <= check.MOST_WITHIN:
+        # Copies by the hashes of the check, so that no image is read again.
+        (copies_N,) = groups_of_copies([trained.hashes], [len(split)], distance=options.distance)
+        if len(np.unique(copies_N)) < len(split) and has_others(split.read_labels(), copies_N).any():
+            split = replace(split, grouping=Grouping(NEAR_DUPLICATES, lambda: copies_N))
     suspects, listed = _suspects(extractor, split)
     files = {"out": None, "page": None}
     if run.out:
@@ -194,6 +201,7 @@ def _suspects(extractor: FeatureExtractor, split: Split) -> tuple[dict[str, Any]
         "num_only_of_class": len(rows_N) - len(found.rows_N),
         "num_named": found.num_named,
         "are_classes_known": found.top1 >= LEAST_KNOWN,
+        "leaves_copies_out": split.grouping is not None and split.grouping.rule == NEAR_DUPLICATES,
         "num_trained_on": seen.num_trained_on(split),
         "named_below": NAMED_BELOW,
         "l2": found.l2,
@@ -344,6 +352,7 @@ def write_page(path: Path, split: Split, suspects: Mapping[str, Any]) -> None:
     ]
     notes = [
         f"Probabilities by leave-one-out of regularised least squares, l2 {suspects['l2']:g}.",
+        "Copies of an image are left out with it." if suspects["leaves_copies_out"] else "",
         f"{num_named - len(listed):,} more are in the .csv file." if num_named > len(listed) else "",
     ]
     page = html.page(

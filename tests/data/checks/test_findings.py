@@ -352,6 +352,7 @@ def test_classes_are_unequal_from_ten_times_on_where_they_are_trained_on(most, i
 SUSPECTS = {
     "split": "photos, split train", "model": "demo", "ckpt": "w.safetensors", "top1": 0.5, "num_checked": 90,
     "num_named": 0, "num_trained_on": 0, "are_classes_known": True, "page": None,
+    "leaves_copies_out": False,
 }  # fmt: skip
 
 

@@ -335,7 +335,7 @@ def test_the_leaked_test_images_of_flowers17_stay_on_one_side(shared):
 
     folder = shared / "data/flowers17"
     options = check.CheckOptions(distance=6, num_threads=1, quiet=True)
-    found = check.check(
+    found, _ = check.check(
         SplitName(str(folder), "test"), SplitName(None, "train"), data_section(folder), options
     )
     pairs = [

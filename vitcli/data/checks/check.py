@@ -50,13 +50,18 @@ class CheckOptions:
     quiet: bool = False
 
 
-def check(name: SplitName, against: SplitName, section: Data, options: CheckOptions) -> dict[str, Any]:
+def check(
+    name: SplitName, against: SplitName, section: Data, options: CheckOptions
+) -> tuple[dict[str, Any], ExaminedSplit]:
     """Find what of a data set would spoil a number; images that cannot be read are listed and left out.
 
     Args:
         name: whose test split is checked by default.
         against: another data set (None: the same), whose train split is searched by default.
         section: the columns of the data set and what else a recipe says of it.
+
+    Returns:
+        The object of --json, and the split that a run would train on.
     """
     if options.pairs_out:
         check_out(options.pairs_out, overwrite=options.overwrite)
@@ -73,10 +78,11 @@ def check(name: SplitName, against: SplitName, section: Data, options: CheckOpti
             replace_file(options.pairs_out, pairs.write)
         else:
             pairs.count()
-    result = _result(examined, compared, trained=examined[index_to_train(examined, against)])
+    trained = examined[index_to_train(examined, against)]
+    result = _result(examined, compared, trained=trained)
     result |= {"distance": options.distance, "findings": findings.find(result)}
     result["pairs_file"] = str(options.pairs_out) if options.pairs_out else None
-    return result | {"elapsed_s": time.perf_counter() - began_at}
+    return result | {"elapsed_s": time.perf_counter() - began_at}, trained
 
 
 def _examined(part: NamedSplit, options: CheckOptions, progress: Progress) -> ExaminedSplit:

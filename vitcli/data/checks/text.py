@@ -109,6 +109,7 @@ def _labels(suspects: dict[str, Any]) -> str:
     by = f"the features of {suspects['model']}, {suspects['top1']:.1%} right by leave-one-out"
     if not suspects["are_classes_known"]:
         return f"not judged by {by}"
+    by += ", copies left out together" if suspects["leaves_copies_out"] else ""
     number = f"{suspects['num_named']:,} of {count_of(suspects['num_checked'], 'label')}"
     return f"{number} of {short_name(suspects['split'])} suspicious by {by}"
 

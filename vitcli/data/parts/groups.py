@@ -10,7 +10,7 @@ from pathlib import PurePath
 import numpy as np
 
 from vitcli.data.columns import PATHS
-from vitcli.data.parts.image_hashes import hash_images, near_pairs
+from vitcli.data.parts.image_hashes import ImageHashes, hash_images, near_pairs
 from vitcli.data.parts.splitting import KEY
 from vitcli.data.split import Split
 from vitcli.errors import DataError
@@ -122,17 +122,28 @@ def _numbered(names: Sequence) -> np.ndarray:
 
 
 def _near_duplicates(splits: Sequence[Split]) -> list[np.ndarray]:
-    """Return the groups of near duplicates in the rows of several splits together.
+    """Return the groups of near duplicates in the rows of several splits together."""
+    hashes = [hash_images(split, num_threads=None, progress=lambda num_done: None) for split in splits]
+    return groups_of_copies(hashes, [*map(len, splits)], distance=NEAR_DISTANCE)
+
+
+def groups_of_copies(
+    hashes: Sequence[ImageHashes], sizes: Sequence[int], *, distance: int
+) -> list[np.ndarray]:
+    """Return the groups of copies in the rows of several splits together, from the hashes of each.
 
     Images are of one group if a chain of near duplicates leads from one to the other; an image that cannot be
     read is a group of its own.
+
+    Args:
+        sizes: rows of each split.
+        distance: bits in which the hashes of near duplicates differ at the most.
     """
-    hashes = [hash_images(split, num_threads=None, progress=lambda num_done: None) for split in splits]
-    firsts = np.cumsum([0, *map(len, splits)])
+    firsts = np.cumsum([0, *sizes])
     rows_N = np.concatenate([part.rows_N + first for part, first in zip(hashes, firsts, strict=False)])
     looks_N = np.concatenate([part.looks_N for part in hashes])
     roots_N = np.arange(firsts[-1])
-    for i_P, j_P, _ in near_pairs(looks_N, looks_N, distance=NEAR_DISTANCE, within=True):
+    for i_P, j_P, _ in near_pairs(looks_N, looks_N, distance=distance, within=True):
         roots_N = _joined(roots_N, rows_N[i_P], rows_N[j_P])
     groups_N = _numbered(roots_N.tolist())
     return np.split(groups_N, firsts[1:-1])
