@@ -144,6 +144,7 @@ def test_a_few_shot_run_answers_with_the_influences_of_refits(home, images):
         assert influences == sorted(influences, reverse=True)
         assert np.shape(why["patches"])[0] > 1
     text = page.read_text()
+    assert "the two can differ" not in text  # the closed form is the last layer
     assert_fetches_nothing(text)
     assert text.count("<img") == 3 * 5 and "the patches that carry" in text.lower()
 
@@ -208,6 +209,9 @@ def test_a_fine_tuned_run_answers_as_without_why(home, images):
     assert outcome.json["why"]["num_training_images"] == 24 and page.exists()
     assert outcome.json["predictions"][0]["why"]["reasons"][0]["place"].endswith(".png")
     assert (home / "tuned.csv").exists()
+    text = " ".join(page.read_text().split())
+    assert "1 for its own class and -1 for every other, so that a perfect lead is 2" in text
+    assert "the two can differ" in text
 
 
 def test_a_run_with_folds_is_explained_by_all_images_that_it_was_trained_on(home):

@@ -55,13 +55,18 @@ MOST_IMAGES = 50  # a page; each image takes as long as some dozen predictions
 NUM_REASONS = 3
 PAGE = ".html"
 RUNS = "name the folder of a run of vit fewshot or vit finetune, whose recipe names its training images"
+OTHER_HEAD = (
+    "The network answers by its own last layer; the closed form is another one on its features, fitted by "
+    "least squares, so that between close classes the two can differ."
+)
 FULL_AT = 0.95  # quantile of the patches from which on the image keeps its brightness
 DARKEST = 0.15  # of the brightness, where a patch does not count
 CAPTION = (
     "Left: the image as the network sees it, with its answer and the runner-up class. Then the patches "
     "that carry the answer; dark ones do not. Then the training images with the largest influence on the "
     "lead of the answer over the next class: what that lead loses without the image, in scores of the "
-    "closed form. A label other than the answer is in bold."
+    "closed form. They are not probabilities: the closed form is fitted to give an image 1 for its own class "
+    "and -1 for every other, so that a perfect lead is 2. A label other than the answer is in bold."
 )
 
 
@@ -411,6 +416,7 @@ def _write_page(path: Path, result: Mapping[str, Any], split: Split, images: Seq
         notes=[
             "Influences are exact for the closed form on the features, "
             f"l2 {about['l2']:g}: the difference of two fits, with the standardisation of all images.",
+            *([] if about["draw"] else [OTHER_HEAD]),  # of a few-shot run it is the last layer itself
         ],
         command="vit predict --why",
     )
