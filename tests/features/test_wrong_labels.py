@@ -222,7 +222,8 @@ def test_unreadable_files_and_copies_are_named_beside_the_suspects(shapes, tmp_p
     pairs = [(Path(pair["place"]).name, Path(pair["against_place"]).name) for pair in result["pairs"][:10]]
     assert {min(pair, key=len) for pair in pairs} == {file.name for file in files}
     assert all(f"copy of {min(pair, key=len)}" in pair for pair in pairs) and result["num_same_file"] == 10
-    assert [finding["name"] for finding in result["findings"]][:2] == ["unreadable_images", "copies_within"]
+    names = [finding["name"] for finding in result["findings"]]
+    assert names[:3] == ["unreadable_images", "near_copies_with_other_labels", "copies_within"]
     assert "broken0.jpg" in result["findings"][0]["text"] and result["error"]["code"] == 3
     assert result["suspects"]["num_checked"] == 48 + 10 and result["suspects"]["num_only_of_class"] == 0
     # Rows are those of the split, of which the broken files are some.

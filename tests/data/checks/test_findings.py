@@ -98,6 +98,10 @@ def near_copy_within_test(root: Path) -> None:
     Image.open(root / "test/rose/12.png").save(root / "test/rose/copy.jpg", quality=90)
 
 
+def near_contradiction(root: Path) -> None:
+    Image.open(root / "train/rose/00.png").save(root / "train/tulip/copy.jpg", quality=90)
+
+
 def leak(root: Path) -> None:
     shutil.copy(root / "train/rose/00.png", root / "test/rose/copy.png")
 
@@ -162,6 +166,7 @@ def not_an_image(root: Path) -> None:
         (copy_within, [("look", "copies_within")]),
         (copy_within_test, [("look", "copies_within")]),
         (near_copy_within_test, [("know", "copies_within")]),
+        (near_contradiction, [("look", "near_copies_with_other_labels"), ("look", "copies_within")]),
         (leak, [("spoils", "leak")]),
         (leak_of_a_third_split, [("spoils", "leak")]),
         (broken, [("spoils", "unreadable_images")]),
@@ -400,12 +405,15 @@ def test_three_names_are_shown_and_the_others_counted():
     ]  # fmt: skip
 
 
-def pair_of(split: str, against: str, *, exact: int = 0, near: int = 0, contradictions: int = 0) -> dict:
+def pair_of(split: str, against: str, *, exact: int = 0, near: int = 0, contradictions: int = 0,
+            near_contradictions: int = 0) -> dict:  # fmt: skip
     first = {"place": f"{split}, file a/1.png", "against_place": f"{against}, file b/2.png"}
     return {
         "split": split, "against": against, "within": split == against, "num_images": 1000,
         "num_images_exact": exact, "num_images_near": near, "num_contradictions": contradictions,
         "contradictions": [first | {"label": "a", "against_label": "b"}] * contradictions,
+        "num_near_contradictions": near_contradictions,
+        "near_contradictions": [first | {"label": "c", "against_label": "d"}] * near_contradictions,
     }  # fmt: skip
 
 
@@ -413,8 +421,8 @@ def test_copies_within_matter_most_where_a_part_of_their_split_is_held_out():
     train, test = "photos, split train", "photos, split test"
     parts = of_classes({"a": 6}), of_classes({"a": 6}, "test", is_trained_on=False)
     pairs = [
-        pair_of(test, train, exact=2, near=3),
-        pair_of(train, train, exact=1, near=4, contradictions=1),
+        pair_of(test, train, exact=2, near=3, near_contradictions=2),
+        pair_of(train, train, exact=1, near=4, contradictions=1, near_contradictions=1),
         pair_of(test, test, near=1500),
     ]
 
@@ -431,8 +439,14 @@ def test_copies_within_matter_most_where_a_part_of_their_split_is_held_out():
          "delete the one with the wrong label"),
         ("spoils", "alike_classes", "'a' and 'A' are two classes, equal but for case, blanks or accents",
          "give them one name"),
+        ("look", "near_copies_with_other_labels",
+         "2 near pairs of test and train have two labels: a/1.png is c, b/2.png is d",
+         "one may be wrong: look at both images"),
         ("look", "near_copies", "3 more of 1,000 images of test have a near copy in train",
          "copies of a photograph leak as well: look at the pairs"),
+        ("look", "near_copies_with_other_labels",
+         "1 near pair within train has two labels: a/1.png is c, b/2.png is d",
+         "one may be wrong: look at both images"),
         ("look", "copies_within",
          "1 have an exact copy and 4 more a near one within the 1,000 images of train",
          "vit finetune --set data.group_column=near_duplicates keeps them on one side of a cut"),

@@ -265,10 +265,10 @@ def test_equal_images_contradict_each_other_by_the_names_of_their_classes():
     one, other = labelled("abc", [0, 1, 2, 0]), labelled("cba", [2, 1, 2, 0])
     pairs = DuplicatePairs(one, other, distance=8)
     same, differing = [(0, 0, 0, 0), (1, 0, 1, 1)], [(0, 0, 2, 2), (1, 0, 3, 3)]  # a, b; c and a, a and c
-    near = [(2, 1, 1, 0), (2, 1, 3, 3)]  # a guess contradicts nothing
+    near = [(2, 4, 1, 0), (2, 1, 3, 3), (2, 1, 1, 1)]  # b and a, a and c; both b: guesses, told apart
 
-    pairs._count(np.array([*same, *differing[:1], *near[:1]]))
-    pairs._count(np.array([*differing[1:], *near[1:]]))
+    pairs._count(np.array([*same, *differing[:1], *near[:1], near[2]]))
+    pairs._count(np.array([*differing[1:], near[1]]))
     found = pairs.result()
 
     assert found["num_contradictions"] == 2
@@ -276,7 +276,12 @@ def test_equal_images_contradict_each_other_by_the_names_of_their_classes():
         ("c", "a"),
         ("a", "c"),
     ]
-    assert (found["num_same_file"], found["num_same_pixels"], found["num_near"]) == (2, 2, 2)
+    assert (found["num_same_file"], found["num_same_pixels"], found["num_near"]) == (2, 2, 3)
+    assert found["num_near_contradictions"] == 2  # the closest first
+    assert [(pair["label"], pair["against_label"]) for pair in found["near_contradictions"]] == [
+        ("a", "c"),
+        ("b", "a"),
+    ]
 
 
 def test_an_image_with_an_exact_copy_is_not_one_with_a_near_copy_as_well():

@@ -92,14 +92,20 @@ def _copies(result: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _contradictions(pair: dict[str, Any], place: str) -> Iterator[Finding]:
-    if pair["num_contradictions"]:
-        first = pair["contradictions"][0]
-        text = (
-            f"{count_of(pair['num_contradictions'], 'pair')} of equal images {place} with different labels: "
-            f"{_file_of(first['place'])} is {first['label']}, "
-            f"{_file_of(first['against_place'])} is {first['against_label']}"
-        )
+    def first(pairs: list[dict[str, Any]]) -> str:
+        one, other = _file_of(pairs[0]["place"]), _file_of(pairs[0]["against_place"])
+        return f"{one} is {pairs[0]['label']}, {other} is {pairs[0]['against_label']}"
+
+    if number := pair["num_contradictions"]:
+        text = f"{count_of(number, 'pair')} of equal images {place} with different labels: "
+        text += first(pair["contradictions"])
         yield Finding("spoils", "copies_with_other_labels", text, "delete the one with the wrong label")
+    if number := pair["num_near_contradictions"]:
+        has = "has" if number == 1 else "have"
+        text = (
+            f"{count_of(number, 'near pair')} {place} {has} two labels: {first(pair['near_contradictions'])}"
+        )
+        yield Finding("look", "near_copies_with_other_labels", text, "one may be wrong: look at both images")
 
 
 def _between(pair: dict[str, Any], name: str, against: str) -> Iterator[Finding]:

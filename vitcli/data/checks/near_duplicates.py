@@ -159,8 +159,9 @@ class DuplicatePairs:
         self.counts = [0] * len(KINDS)
         self.has_pair = np.zeros((len(KINDS), len(one.split)), dtype=bool)
         self.closest: list[tuple[int, int, int, int]] = []  # kind, bits, row, other row
-        self.contradictions: list[tuple[int, int, int, int]] = []  # exact copies with different labels
-        self.num_contradictions = 0
+        # Exact copies with different labels, and near ones.
+        self.contradictions: tuple[list[tuple[int, int, int, int]], ...] = ([], [])
+        self.num_contradictions = [0, 0]
         self._codes = _common_codes(one.labels, other.labels)
 
     def blocks(self) -> Iterator[np.ndarray]:
@@ -192,8 +193,11 @@ class DuplicatePairs:
             "num_images_exact": int(is_exact_N.sum()),
             "num_images_near": int((self.has_pair[2] & ~is_exact_N).sum()),
             "pairs": [self._with_places(pair) for pair in self.closest],
-            "num_contradictions": self.num_contradictions,
-            "contradictions": [self._with_places(pair) for pair in self.contradictions],
+            **dict(
+                zip(("num_contradictions", "num_near_contradictions"), self.num_contradictions, strict=True)
+            ),
+            "contradictions": [self._with_places(pair) for pair in self.contradictions[0]],
+            "near_contradictions": [self._with_places(pair) for pair in self.contradictions[1]],
         }
 
     def _count(self, block_P4: np.ndarray) -> None:
@@ -203,21 +207,26 @@ class DuplicatePairs:
             self.has_pair[kind, pairs_P4[:, 2]] = True
             if self.within:
                 self.has_pair[kind, pairs_P4[:, 3]] = True
-        first = block_P4[np.lexsort(block_P4.T[::-1])[:SHOWN_PAIRS]]
-        self.closest = sorted([*self.closest, *map(tuple, first.tolist())])[:SHOWN_PAIRS]
+        _keep_closest(self.closest, block_P4)
         if self._codes:
-            exact_P4 = block_P4[block_P4[:, 0] < KINDS.index("near")]
             codes_N, other_codes_N = self._codes
-            differing_P4 = exact_P4[codes_N[exact_P4[:, 2]] != other_codes_N[exact_P4[:, 3]]]
-            self.num_contradictions += len(differing_P4)
-            both = [*self.contradictions, *map(tuple, differing_P4[:SHOWN_PAIRS].tolist())]
-            self.contradictions = both[:SHOWN_PAIRS]
+            differing_P4 = block_P4[codes_N[block_P4[:, 2]] != other_codes_N[block_P4[:, 3]]]
+            is_near_P = differing_P4[:, 0] == KINDS.index("near")
+            for i, part_P4 in enumerate((differing_P4[~is_near_P], differing_P4[is_near_P])):
+                self.num_contradictions[i] += len(part_P4)
+                _keep_closest(self.contradictions[i], part_P4)
 
     def _with_places(self, pair: Sequence[int]) -> dict[str, Any]:
         kind, bits, row, other_row = pair
         places = (self.one.split.where_is(row), self.other.split.where_is(other_row))
         labels = (_label(self.one.labels, row), _label(self.other.labels, other_row))
         return dict(zip(COLUMNS, (KINDS[kind], bits, row, other_row, *places, *labels), strict=True))
+
+
+def _keep_closest(pairs: list[tuple[int, int, int, int]], block_P4: np.ndarray) -> None:
+    """Add the pairs of a block to the closest ones, of which SHOWN_PAIRS are kept."""
+    first = block_P4[np.lexsort(block_P4.T[::-1])[:SHOWN_PAIRS]]
+    pairs[:] = sorted([*pairs, *map(tuple, first.tolist())])[:SHOWN_PAIRS]
 
 
 def _label(labels: SplitLabels | None, row: int) -> str | None:
