@@ -179,6 +179,37 @@ def test_every_command_block_runs_as_it_stands(page, prepared, tmp_path):
     assert not failures, "\n\n".join(failures)
 
 
+@pytest.mark.parametrize(("top1", "code"), [(0.7999, 1), (0.8, 0)])
+def test_the_accuracy_by_folds_fails_a_job_below_the_bound(top1, code, tmp_path):
+    page = (REPOSITORY / "docs" / "scripts-and-ci.md").read_text()
+    (line,) = (block for _, block in FENCE.findall(page) if "runs/folds/summary.json" in block)
+    (tmp_path / "runs/folds").mkdir(parents=True)
+    (tmp_path / "runs/folds/summary.json").write_text(f'{{"top1": {top1}}}')
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    done = subprocess.run(["bash", "-e", "-c", line], cwd=tmp_path, env=os.environ | {"PATH": path})
+    assert done.returncode == code
+
+
+@pytest.mark.slow
+def test_the_blocks_of_the_page_on_python_run_one_after_the_other(prepared, tmp_path):
+    page = (REPOSITORY / "docs" / "python.md").read_text()
+    code = "".join(block for kind, block in FENCE.findall(page) if kind == "python")
+    folder = shutil.copytree(prepared, tmp_path / "work")
+    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(REPOSITORY)}
+
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("steps=60", "steps=3")],
+        cwd=folder, env=env, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers = [line.split() for line in done.stdout.splitlines() if line.startswith("holiday/")]
+    assert {file for file, _, _ in answers} == {
+        f"holiday/{path.name}" for path in (folder / "holiday").iterdir()
+    }
+    assert all(name in docs_folder.CLASSES and 0 < float(share) <= 1 for _, name, share in answers)
+
+
 def test_every_reason_not_to_run_a_block_is_needed():
     blocks = [block for page in PAGES for kind, block in FENCE.findall(page.read_text()) if not kind]
 
