@@ -72,6 +72,7 @@ LINES = [
     "datasets check tags.csv",
     "datasets check numbers.csv --set data.label_column=age",
     "datasets preview clean --ckpt demo --out preview.html",
+    "datasets preview Fotos --ckpt demo --out preview-of-fotos.html",
     "datasets list",
     "datasets show cifar10",
     "evaluate --ckpt runs/fotos -v",

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from tests.conftest import run
@@ -94,6 +95,36 @@ def test_the_page_has_every_image_with_its_label(photos, tmp_path):
     assert (again.code, again.json["error"]["message"]) == (2, f"{page} already exists")
     screen = run("datasets", "preview", *words[:-1], tmp_path / "second.html", "--overwrite", "-q").out
     assert screen.startswith("training") and screen.splitlines()[-1].startswith("next        vit finetune")
+
+
+def test_the_run_that_is_advised_leaves_out_unreadable_images_and_keeps_copies_together(photos, tmp_path):
+    root, out = tmp_path / "own", tmp_path / "p.html"
+    words = (root, "--ckpt", "demo", "--recipe", "finetune/default", "--out", out, "--overwrite")
+    rng = np.random.default_rng(0)
+    for number in range(24):
+        file = root / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(file)
+
+    def advised(*more: object) -> list[str]:
+        last = run("datasets", "preview", *words, *more, "-q").out.splitlines()[-1]
+        return last.split(f"--dataset {root}")[1].split()
+
+    grouped = ["--set", "data.group_column=near_duplicates"]
+    assert advised() == []
+    shutil.copy(root / "a/0.png", root / "a/copy.png")
+    assert advised() == grouped
+    own = ["--set", "data.group_column=name:^(.*)png"]
+    assert advised(*own)[1].strip("'") == own[1]
+    for number in range(4):  # of 29: some are of the part that is evaluated
+        for name in "ab":
+            (root / name / f"broken{number}.jpg").write_bytes(b"\xff\xd8\xff no image")
+    assert advised() == ["--skip-bad", *grouped]
+    shown = preview(*words, "--images", 40).json
+    assert not [each for part in ("train", "evaluate") for each in shown[part] if "broken" in each["place"]]
+    assert (
+        run("finetune", "--ckpt", "demo", "--dataset", root, *advised(), "--steps", 1, "--dry-run").code == 0
+    )
 
 
 def test_what_is_off_is_not_named():

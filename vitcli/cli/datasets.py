@@ -138,7 +138,7 @@ def datasets_preview(
     """
     from vitcli import recipe as recipes
 
-    keys = options.RecipeOptions(dataset=dataset, res=res).shorthands(ckpt, None)
+    keys = options.RecipeOptions(dataset=dataset, res=res, skip_bad=True).shorthands(ckpt, None)
     overrides = set_ or ()
     loaded = (
         recipes.load(recipe, overrides, keys)

@@ -4,7 +4,7 @@ The rows, crops and draws are those of `vit finetune` with the same recipe and s
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from torch import Tensor
 
 from vitcli import recipe as recipes
 from vitcli.data import loader
+from vitcli.data.parts.groups import groups_of_copies
+from vitcli.data.parts.image_hashes import hash_images
 from vitcli.data.sampler import derive_seed
 from vitcli.data.split import Split
 from vitcli.data.transforms import preprocessing_of, train_transform_of
 from vitcli.distributed.transfer import seed_generators
-from vitcli.errors import VitError
+from vitcli.errors import DataError, VitError
 from vitcli.evaluation.mistakes import places_of
 from vitcli.evaluation.setup import settle_pixels, starts_of
 from vitcli.models.build import check_image_size
@@ -30,6 +32,9 @@ from vitcli.output.atomic import check_out, write_text
 from vitcli.output.document import PageFigure
 from vitcli.output.text import short_paths
 from vitcli.recipe import Recipe
+from vitcli.recipe.group_rule import NEAR_DISTANCE, NEAR_DUPLICATES
+from vitcli.recipe.reading import data_words
+from vitcli.recipe.schema import Data
 from vitcli.training.many_runs.sweep import settle_size
 from vitcli.training.methods import resolutions
 from vitcli.training.objective import mix
@@ -40,6 +45,7 @@ from vitcli.weights.io import read_description
 from vitcli.weights.names import FRESH
 
 QUALITY = 92  # of JPEG: the pixels are to look at
+MOST_READ = 5_000  # images that are all read, in seconds, for the advice on a run with them
 AUGMENTATION = (
     "train_crop", "crop_area", "flip", "randaugment", "trivialaugment", "random_erasing",
 )  # fmt: skip
@@ -115,10 +121,23 @@ def preview(recipe: Recipe, options: PreviewOptions) -> dict[str, Any]:
         "mean": list(recipe.data.mean),
         "std": list(recipe.data.std),
         "augmentation": augmentation(recipe),
+        "data_words": _to_train(recipe.data, [train_split, eval_split], options),
         "train": [_record(shown) for shown in trained],
         "evaluate": [_record(shown) for shown in evaluated],
         "page": str(options.out),
     }
+
+
+def _to_train(data: Data, splits: Sequence[Split], options: PreviewOptions) -> list[str]:
+    """Return the words of a run on these images: unreadable ones are left out, copies kept together."""
+    if any(split.is_large for split in splits) or sum(map(len, splits)) > MOST_READ:
+        return data_words(data)
+    hashes = [hash_images(each, num_threads=options.workers, progress=lambda num: None) for each in splits]
+    is_any_bad = any(part.unreadable for part in hashes)
+    copies_N = np.concatenate(groups_of_copies(hashes, [*map(len, splits)], distance=NEAR_DISTANCE))
+    rule = NEAR_DUPLICATES if len(np.unique(copies_N)) < len(copies_N) else None
+    keys = {"on_bad_image": "skip" if is_any_bad else "error", "group_column": data.group_column or rule}
+    return data_words(data.model_copy(update=keys))
 
 
 def augmentation(recipe: Recipe) -> dict[str, Any]:
@@ -185,8 +204,9 @@ def _evaluated(recipe: Recipe, split: Split, options: PreviewOptions) -> Iterato
     count = min(len(split), options.num_images)
     rows_N = np.arange(count) * len(split) // count
     for row, place in zip(rows_N.tolist(), places_of(split, rows_N), strict=True):
-        image, label = loader.open_example(split, row, split.read_row, decode=preprocessing.decode)
-        yield Shown(split, row, place, label_text(split, label), {"evaluation": preprocessing(image)})
+        with suppress(DataError):  # which the advice leaves out
+            image, label = loader.open_example(split, row, split.read_row, decode=preprocessing.decode)
+            yield Shown(split, row, place, label_text(split, label), {"evaluation": preprocessing(image)})
 
 
 def label_text(split: Split, label: Any) -> str:
@@ -253,8 +273,6 @@ def as_text(result: dict[str, Any]) -> str:
             ("training", f"{result['split']}, {height} x {width} pixels, {changes or 'unchanged'}"),
             ("evaluation", f"{result['eval_split']}, {eval_height} x {eval_width} pixels"),
             ("page", result["page"]),
-            *output_text.commands(
-                ("vit", "finetune", "--ckpt", result["ckpt"], "--dataset", result["dataset"])
-            ),
+            *output_text.commands(("vit", "finetune", "--ckpt", result["ckpt"], *result["data_words"])),
         ]
     )

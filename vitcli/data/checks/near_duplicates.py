@@ -193,9 +193,8 @@ class DuplicatePairs:
             "num_images_exact": int(is_exact_N.sum()),
             "num_images_near": int((self.has_pair[2] & ~is_exact_N).sum()),
             "pairs": [self._with_places(pair) for pair in self.closest],
-            **dict(
-                zip(("num_contradictions", "num_near_contradictions"), self.num_contradictions, strict=True)
-            ),
+            "num_contradictions": self.num_contradictions[0],
+            "num_near_contradictions": self.num_contradictions[1],
             "contradictions": [self._with_places(pair) for pair in self.contradictions[0]],
             "near_contradictions": [self._with_places(pair) for pair in self.contradictions[1]],
         }
