@@ -98,14 +98,15 @@ def test_labels_are_checked_by_the_features_before_training(photos, tmp_path):
     assert ended.json["probe_head"]["left_out_top1"] >= 0.9
 
 
-def test_each_pass_takes_a_tenth_of_the_images_of_the_steps_but_all_of_few(photos):
+def test_each_pass_takes_a_part_of_the_images_of_the_steps_but_all_of_few(photos):
     def planned(steps: int):
         about = {"batch_size": 32, "per_device_batch": 32, "world_size": 1, "warmup": 0, "forward_macs": None}
         return plan(steps=steps, epochs=None, num_examples=50_000, **about)
 
     large = DataSet("demo").open("train")
     large = large.rows(np.arange(len(large)).repeat(-(-50_000 // len(large)))[:50_000])
-    assert num_rows(large, planned(1_000)) == 3_200
+    assert num_rows(large, planned(1_000)) == 5_120
+    assert num_rows(large, planned(200)) == 1_024  # of modern/finetune-few
     assert num_rows(large, planned(10)) == outputs.LEAST_ROWS
     assert num_rows(large, planned(100_000)) == outputs.MOST_ROWS
     assert num_rows(DataSet(str(photos)).open("train"), planned(1_000)) == 24
