@@ -186,8 +186,8 @@ OF_DATA = {
         "tests/data/checks/test_near_duplicates.py::test_the_closest_of_all_pairs_are_shown_whichever_block_they_are_found_in",
     ): {
         "the pairs found first are the closest": (
-            "self.closest = sorted([*self.closest, *map(tuple, first.tolist())])[:SHOWN_PAIRS]",
-            "self.closest = [*self.closest, *map(tuple, first.tolist())][:SHOWN_PAIRS]",
+            "pairs[:] = sorted([*pairs, *map(tuple, first.tolist())])[:SHOWN_PAIRS]",
+            "pairs[:] = [*pairs, *map(tuple, first.tolist())][:SHOWN_PAIRS]",
         ),
     },
     (
@@ -225,8 +225,8 @@ OF_DATA = {
         "tests/data/checks/test_near_duplicates.py::test_equal_images_contradict_each_other_by_the_names_of_their_classes",
     ): {
         "images that are merely alike contradict each other": (
-            'block_P4[block_P4[:, 0] < KINDS.index("near")]',
-            "block_P4",
+            "(differing_P4[~is_near_P], differing_P4[is_near_P])",
+            "(differing_P4, differing_P4[is_near_P])",
         ),
         "classes of two splits are compared by their numbers": (
             "np.array([codes[name] for name in labels.class_names])[labels.labels] for labels",
