@@ -45,6 +45,7 @@ OPTIONS = {
     "--model-name": "--ckpt", "--amp-dtype": "--precision",
 }  # fmt: skip
 NOT_OPTIONS = {
+    "--skip-bad": "leave it out: this command goes on where an image cannot be read",
     "--push-to-hub": f"{COMMANDS['push']}, after the run",
     "--model-kwargs": "--set model.KEY=VALUE; vit recipes schema lists the keys",
     "--kd-model-name": "leave it out: vit does not distil",

@@ -102,8 +102,8 @@ def preview(recipe: Recipe, options: PreviewOptions) -> dict[str, Any]:
     if recipe.model.ckpt not in (None, FRESH):
         arch = read_description(recipe.model.ckpt, model_name=recipe.model.name, quiet=True).architecture
         check_image_size(replace(arch, image_size=tuple(recipe.data.image_hw)))
-    train_split, eval_split = data.train_and_eval(recipe)
-    train_split, _ = hold_out(train_split, recipe)
+    whole, eval_split = data.train_and_eval(recipe)
+    train_split, _ = hold_out(whole, recipe)
     check_labels(train_split, recipe)
 
     trained, image_size = _trained(recipe, train_split, options)
@@ -121,7 +121,7 @@ def preview(recipe: Recipe, options: PreviewOptions) -> dict[str, Any]:
         "mean": list(recipe.data.mean),
         "std": list(recipe.data.std),
         "augmentation": augmentation(recipe),
-        "data_words": _to_train(recipe.data, [train_split, eval_split], options),
+        "data_words": _to_train(recipe.data, [whole, eval_split], options),
         "train": [_record(shown) for shown in trained],
         "evaluate": [_record(shown) for shown in evaluated],
         "page": str(options.out),
@@ -133,11 +133,10 @@ def _to_train(data: Data, splits: Sequence[Split], options: PreviewOptions) -> l
     if any(split.is_large for split in splits) or sum(map(len, splits)) > MOST_READ:
         return data_words(data)
     hashes = [hash_images(each, num_threads=options.workers, progress=lambda num: None) for each in splits]
-    is_any_bad = any(part.unreadable for part in hashes)
     copies_N = np.concatenate(groups_of_copies(hashes, [*map(len, splits)], distance=NEAR_DISTANCE))
     rule = NEAR_DUPLICATES if len(np.unique(copies_N)) < len(copies_N) else None
-    keys = {"on_bad_image": "skip" if is_any_bad else "error", "group_column": data.group_column or rule}
-    return data_words(data.model_copy(update=keys))
+    keys = {"on_bad_image": "skip" if any(part.unreadable for part in hashes) else "error"}
+    return data_words(data.model_copy(update=keys | {"group_column": data.group_column or rule}))
 
 
 def augmentation(recipe: Recipe) -> dict[str, Any]:

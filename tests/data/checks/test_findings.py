@@ -203,7 +203,13 @@ def test_a_single_pair_is_no_plural_and_the_screen_ends_with_what_spoils_a_numbe
 
     assert "1 pair of equal files, 0 of equal pixels" in screen.out
     assert screen.code == 3 and len(screen.err.splitlines()) == 3
-    assert screen.err.splitlines()[0].endswith("would spoil a number: leak")
+    told = "error: the check is complete; exit code 3, as 1 finding would spoil a number: leak"
+    assert screen.err.splitlines()[0] == told
+    broken(photos)
+    two = run("datasets", "check", photos, "-q").err.splitlines()
+    assert "as 2 findings would spoil" in two[0] and "vit finetune --skip-bad; leak: delete" in two[2]
+    asked = run("datasets", "check", photos, "--skip-bad")
+    assert asked.code == 2 and "leave it out: this command goes on where an image cannot be read" in asked.err
 
 
 def test_limits_belong_to_what_is_not_found(photos):

@@ -76,7 +76,8 @@ def opened(folder: Path, **keys: object) -> tuple[Split, Split]:
 def test_a_dev_part_and_a_subset_have_whole_objects_only(table):
     train, held_out = opened(table, group_column="object", dev_fraction=0.2, dev_stratified=True)
     assert len(held_out) == 12 and len(train) == 48 and not names(train) & names(held_out)
-    assert "8 to train on and 2 held out" in held_out.notes[-1]
+    counts = "8 groups to train on and 2 groups held out"
+    assert held_out.notes[-1] == f"by object: {counts}, none on both sides"
 
     train, held_out = opened(
         table, group_column="object", dev_fraction=0.2, dev_stratified=True, num_examples=33

@@ -62,12 +62,12 @@ def failure(result: dict[str, Any]) -> DataError | None:
     if not spoiling:
         return None
     names = ", ".join(finding["name"].replace("_", " ") for finding in spoiling)
+    number = count_of(len(spoiling), "finding")
+    fixes = [f"{finding['name'].replace('_', ' ')}: {finding['fix']}" for finding in spoiling]
     return DataError(
-        f"{count_of(len(spoiling), 'finding')} would spoil a number: {names}",
+        f"the check is complete; exit code 3, as {number} would spoil a number: {names}",
         where=result["dataset"],
-        fix="; ".join(f"{finding['name'].replace('_', ' ')}: {finding['fix']}" for finding in spoiling)
-        if len(spoiling) > 1
-        else spoiling[0]["fix"],
+        fix="; ".join(fixes) if len(fixes) > 1 else spoiling[0]["fix"],
     )
 
 
@@ -79,7 +79,7 @@ def _unreadable(result: dict[str, Any]) -> Iterator[Finding]:
             "spoils",
             "unreadable_images",
             text,
-            "repair or delete them; vit finetune --skip-bad leaves them out",
+            "repair or delete them; to train without them, vit finetune --skip-bad",
         )
 
 

@@ -13,6 +13,7 @@ from vitcli.data import sampler
 from vitcli.data.parts.group_assignment import GroupCounts, folds_of, held_out_rows
 from vitcli.data.split import Split
 from vitcli.errors import DataError
+from vitcli.output.text import count_of
 from vitcli.recipe.group_rule import NEAR_DUPLICATES
 
 KEY = "recipe key data.group_column"
@@ -198,8 +199,8 @@ def _parted(train: Split, is_held_N: np.ndarray) -> tuple[Split, Split]:
         return rest, held
     grouping, sides = train.grouping, (~is_held_N, is_held_N)
     num_left, num_held = (len(np.unique(grouping.groups_N[is_N])) for is_N in sides)
-    counts = f"{num_left:,} to train on and {num_held:,} held out"
-    note = f"groups of {train.grouping.rule}: {counts}, none on both sides"
+    counts = f"{count_of(num_left, 'group')} to train on and {count_of(num_held, 'group')} held out"
+    note = f"by {train.grouping.rule}: {counts}, none on both sides"
     return rest, replace(held, notes=(*held.notes, note))
 
 
