@@ -135,7 +135,7 @@ def test_names_are_text_and_what_is_known_is_said(tmp_path):
 def test_nothing_is_counted_where_nothing_could_be_doubtful(tmp_path):
     unsure = one_class("a.jpg", 0.53, prediction_set=["b"], in_distribution=None)
     several = one_class("b.jpg", 0.53, prediction_set=["b", "c"], in_distribution=None)
-    reason = "not checked: that takes 49 held-out images, and the run has 20 (--folds 5)"
+    reason = "not checked: that takes 49 held-out images, and the run has 20 (a run by folds holds out all)"
 
     text = page_of(tmp_path / "one.html", [unsure], new_classes=reason)
     assert "doubtful</li>" not in text and f"<li>new classes {reason}</li>" in text

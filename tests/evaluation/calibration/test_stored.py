@@ -38,8 +38,8 @@ def test_where_new_classes_are_not_checked_the_reason_is_said(stored):
 
     assert why_unchecked(ours, stored) is None
     assert why_unchecked({}, None) is why_unchecked({"trained_by": "pretrain"}, None) is None
-    assert why_unchecked(ours, None) == f"{needed} besides a test split (--folds 5)"
-    assert why_unchecked(ours, few) == f"{needed}, and the run has 48 (--folds 5)"
+    assert why_unchecked(ours, None) == f"{needed} besides a test split (a run by folds holds out all)"
+    assert why_unchecked(ours, few) == f"{needed}, and the run has 48 (a run by folds holds out all)"
     of_folds = replace(few, fingerprint=None)  # which have left out every image already
     assert why_unchecked(ours, of_folds) == f"{needed}, and the run has 48"
     assert "are not stored" in why_unchecked(ours, replace(few, num_images=49))

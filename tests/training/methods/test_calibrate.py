@@ -278,7 +278,7 @@ def test_with_too_few_held_out_images_each_prediction_says_that_new_classes_are_
     finished(*words(folder, ckpt, tmp_path / "run", "-q"))
     ask = ("predict", unlike(tmp_path), "-q", "--ckpt")
 
-    reason = "not checked: that takes 49 held-out images, and the run has 21 (--folds 5)"
+    reason = "not checked: that takes 49 held-out images, and the run has 21 (a run by folds holds out all)"
     result = finished(*ask, tmp_path / "run", "--json", "--out", tmp_path / "page.html")
     assert result["new_classes"] == reason
     assert result["predictions"][0]["in_distribution"] is None

@@ -103,10 +103,11 @@ def why_unchecked(metadata: Mapping[str, Any], stored: Calibration | None) -> st
         return None
     needed = f"not checked: that takes {LEAST} held-out images"
     if stored is None:
-        return f"{needed} besides a test split (--folds 5)"
+        return f"{needed} besides a test split (a run by folds holds out all)"
     if stored.num_images >= LEAST:
         return "not checked: the statistics that this takes are not stored with these weights"
-    more = " (--folds 5)" if stored.fingerprint else ""  # else every training image has been left out
+    # Without a fingerprint every training image has been left out.
+    more = " (a run by folds holds out all)" if stored.fingerprint else ""
     return f"{needed}, and the run has {stored.num_images}{more}"
 
 
