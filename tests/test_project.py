@@ -139,7 +139,8 @@ def test_commands_options_and_keys_on_the_pages_exist(page):
         if hasattr(command, "commands") and words[1:] and words[1] in command.commands:
             command = command.commands[words[1]]
         known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
-        options = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        # A line of a screen may end a sentence in brackets.
+        options = {word.partition("=")[0].rstrip(")") for word in words if re.match(r"--?[a-z]", word)}
         assert options <= known | {"-h", "--help"}, words
         for setting in (words[at + 1] for at, word in enumerate(words) if word == "--set"):
             section, _, key = setting.partition("=")[0].partition(".")
