@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from vitcli.errors import VitError
     from vitcli.results import Result
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 _HOMES = {
     "api": ("LoadedModel", "ModelInfo", "Transform", "load_model"),
     "commands": ("embed", "evaluate", "export", "fewshot", "finetune", "inspect", "predict"),
