@@ -44,7 +44,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "clone"
         run("git", "clone", "--quiet", str(REPOSITORY), str(clone))
-        write_version(clone, asked.version, datetime.date.today())
+        write_version(clone, asked.version, datetime.date.today(), needs_news=not asked.dry_run)
         built = build(clone)
         try_wheel(built, Path(folder), asked.version, packages_from_here=asked.packages_from_here)
         if asked.dry_run:
@@ -64,15 +64,19 @@ def run(*words: str, cwd: Path = REPOSITORY) -> str:
     return done.stdout
 
 
-def write_version(root: Path, version: str, day: datetime.date) -> None:
-    """Write the version into the package, the citation and the changelog."""
+def write_version(root: Path, version: str, day: datetime.date, *, needs_news: bool = True) -> None:
+    """Write the version into the package, the citation and the changelog.
+
+    Args:
+        needs_news: refuse a release without anything new; a dry run may follow right after one.
+    """
     if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+(rc[0-9]+)?", version):
         sys.exit(f"{version!r} is not a version such as 1.0.0 or 1.0.0rc1")
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     if f"## {version} - " in changelog:
         sys.exit(f"CHANGELOG.md has {version} already")
     news = changelog.partition(UNRELEASED)[2].partition("\n## ")[0].strip()
-    if not news:
+    if not news and needs_news:
         sys.exit(f"CHANGELOG.md has nothing below {UNRELEASED}")
     if len(news.splitlines()) > MOST_NEWS:
         sys.exit(f"{len(news.splitlines())} lines below {UNRELEASED}; a reader finishes {MOST_NEWS}")

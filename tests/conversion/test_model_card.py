@@ -79,9 +79,9 @@ def test_a_threshold_comes_with_what_it_answers_and_how_much_of_that_is_right():
     text = card(belief=calibration | {"num_images": 200, "fingerprint": "abc"})
 
     said = " ".join(text.split())
-    assert "at --threshold 0.8: 75.0% answered, 99.3% of these right (95 %: 98.0 to 100.0; 200 dev" in said
+    assert "at --threshold 0.8: 75.0% answered, 99.3% of these right (95 %: 96.3 to 100.0; 200 dev" in said
     rows = [line for line in text.splitlines() if line.startswith("| 0")]
-    assert rows == ["| 0 | 100.0% | 90.0% | 85.5 to 94.0 |", "| 0.8 | 75.0% | 99.3% | 98.0 to 100.0 |"]
+    assert rows == ["| 0 | 100.0% | 90.0% | 85.5 to 94.0 |", "| 0.8 | 75.0% | 99.3% | 96.3 to 100.0 |"]
     assert "--threshold" not in card(belief=None) + card()
 
 
