@@ -21,7 +21,7 @@ from vitcli.data import demo
 PAGE = Path(__file__).with_name("live-examples.md")
 LINK = re.compile(r"\]\(https?://[^)\s]*/live/([\w-]+\.html)\)")
 TO_RUN = re.compile(r'<a href="\./runs/[^"]*">(.*?)</a>')  # of a report; the site has no run folders
-EVERY = 59  # of so many images one has a wrong label; no class has two
+EVERY = 59  # one image in 59 has a wrong label; no class has two
 
 
 def vit(folder: Path, *words: object) -> str:

@@ -255,7 +255,7 @@ OF_TRAINING = {
         "vitcli/training/methods/outputs.py",
         "tests/training/methods/test_groups_left_out.py::test_the_groups_of_the_data_reach_the_head_and_its_calibration",
     ): {
-        "images without labels calibrate": ("        kept_N &= rows.labels_N >= 0\n", ""),
+        "images without labels calibrate": ("    kept_N &= rows.labels_N >= 0\n", ""),
     },
     (
         "vitcli/training/methods/imbalance.py",
@@ -526,8 +526,8 @@ OF_TRAINING = {
         "tests/training/methods/test_refit.py::test_images_of_a_single_class_have_no_closed_form",
     ): {
         "a single class has a closed form": (
-            " or len(np.unique(rows.labels_N)) < 2",
-            "",
+            "if len(np.unique(rows.labels_N)) < 2:",
+            "if False:",
         ),
     },
     (

@@ -30,7 +30,7 @@ from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.output.summaries import Probe
 from vitcli.output.text import compute_text
 from vitcli.training.methods.method import periodic_split
-from vitcli.training.methods.outputs import MOST_KEPT, Outputs, of_rows, outputs_of, sample
+from vitcli.training.methods.outputs import MOST_KEPT, Outputs, of_rows, sample
 from vitcli.training.methods.partial import adapters_merged
 from vitcli.training.objective import TrainingTask, gives_several_labels
 from vitcli.training.setup import TrainingJob
@@ -140,7 +140,7 @@ class PeriodicEvaluation:
             )
         is_finite = bool(rows.logits_NK.isfinite().all())
         metrics = metrics_of_logits(rows.logits_NK, rows.labels_N) if is_finite else None
-        return metrics, of_rows(rows, choice, only_finite=True)
+        return metrics, of_rows(rows, choice)
 
     def keep(self, split: Split, outputs: Outputs) -> None:
         """Keep what the network to deliver says of a split, for `outputs_for`, unless that is much."""
@@ -153,22 +153,16 @@ class PeriodicEvaluation:
         Rows with an output that is not finite, or without a label, are left out.
         """
         if id(split) not in self._kept:
-            settings = replace(
-                self.as_in_training, on_bad_image="skip"
-            )  # the run has refused its own, or counted
+            # The run has refused unreadable images, or counted them.
+            settings = replace(self.as_in_training, on_bad_image="skip")
             images = sample(split, min(most_rows, MOST_KEPT))
-            num_logits = self._num_classes if with_logits else 0
+            about = {"layer": "one_layer", "num_logits": self._num_classes if with_logits else 0}
             with self.evaluated_model() as model:
-                self._kept[id(split)], skipped = outputs_of(
-                    model,
-                    images,
-                    self.preprocessing,
-                    settings,
-                    layer="one_layer",
-                    num_logits=num_logits,
-                    may_overflow=True,
+                rows = inference.features_and_logits(
+                    model, images, self.preprocessing, settings, may_overflow=True, **about
                 )
-            self.state.skipped |= set(skipped)
+            self.state.skipped |= set(rows.skipped)
+            self._kept[id(split)] = of_rows(rows, images)
         return self._kept[id(split)]
 
     @property
@@ -210,7 +204,7 @@ class PeriodicEvaluation:
                 return inference.predict_split(*about, num_classes=num_classes, project=None)
             # Features, too, for the calibration.
             rows = inference.features_and_logits(*about, layer="one_layer", num_logits=num_classes)
-        self.keep(split, of_rows(rows, split, only_finite=True))
+        self.keep(split, of_rows(rows, split))
         return inference.predictions_of_rows(rows), rows.skipped
 
     def few_shot_probe(self, step: int) -> dict[str, Any]:

@@ -20,12 +20,13 @@ from tests.data.test_loader import noise
 from tests.evaluation.test_inference import settings
 from tests.evaluation.test_masked_patch import PREPROCESSING
 from tests.training.test_finetune import fingerprint, stopped_in_part
+from vitcli.evaluation import inference
 from vitcli.evaluation.calibration import selective
 from vitcli.evaluation.calibration.out_of_distribution import SHRINKAGES, statistics_of
 from vitcli.evaluation.calibration.stored import calibration_of
 from vitcli.models.build import architecture, build
 from vitcli.training.methods.calibrate import of_network, of_probe
-from vitcli.training.methods.outputs import Outputs, outputs_of
+from vitcli.training.methods.outputs import Outputs, of_rows
 from vitcli.training.methods.probe_head import closed_form_head
 from vitcli.weights.io import read_weights
 
@@ -409,14 +410,15 @@ def test_rows_whose_outputs_overflow_are_left_out_with_their_labels_and_groups()
     split, how = noise(count=12, bad=(5,)), (PREPROCESSING, settings())
     torch.nn.init.normal_(model.head.weight)
     about = {"num_logits": 3, "may_overflow": True}
-    whole, _ = outputs_of(model, split, *how, **about)
+    whole = of_rows(inference.features_and_logits(model, split, *how, **about), split)
     sorted_ND, most = np.sort(abs(whole.features_ND), axis=0), float(np.finfo(np.float32).max)
     column = int(sorted_ND[4].argmax())
     scale = most / float(sorted_ND[4:6, column].mean())  # between the fifth row and the sixth
     with torch.no_grad():
         model.head.weight[0].zero_()[column] = scale
 
-    some, skipped = outputs_of(model, split, *how, **about)
+    rows = inference.features_and_logits(model, split, *how, **about)
+    some, skipped = of_rows(rows, split), rows.skipped
 
     kept = abs(whole.features_ND[:, column]).astype(np.float64) * scale <= most
     assert len(skipped) == 1 and len(kept) == 11 and kept.sum() == 5

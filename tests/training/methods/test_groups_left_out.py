@@ -13,6 +13,7 @@ from vitcli import recipe as recipes
 from vitcli.data.dataset import DataSet
 from vitcli.data.sources.tables import Choices
 from vitcli.data.transforms import Preprocessing
+from vitcli.evaluation import inference
 from vitcli.evaluation.calibration import out_of_distribution
 from vitcli.evaluation.calibration.prediction_sets import LEVELS, sets_at
 from vitcli.features.least_squares import BIAS
@@ -20,7 +21,7 @@ from vitcli.output.text import probe_head_text
 from vitcli.training.methods import probe_head
 from vitcli.training.methods.calibrate import of_probe
 from vitcli.training.methods.initial_head import fit_heads
-from vitcli.training.methods.outputs import Outputs, outputs_of
+from vitcli.training.methods.outputs import Outputs, of_rows
 from vitcli.training.methods.probe_head import closed_form_head
 from vitcli.training.splits import hold_out
 
@@ -140,7 +141,8 @@ def test_the_groups_of_the_data_reach_the_head_and_its_calibration(photos, rule)
     unlabelled = replace(train, read_row=lambda row: (train.read_row(row)[0], row % 3 - 1))
     how = {"num_logits": train.num_classes, "may_overflow": True}
     of_all, of_choice, of_labelled = (
-        outputs_of(model, split, preprocessing, settings(), **how)[0] for split in (train, choice, unlabelled)
+        of_rows(inference.features_and_logits(model, split, preprocessing, settings(), **how), split)
+        for split in (train, choice, unlabelled)
     )  # an image without a label shows nothing
 
     layer, whole, _ = fit_heads(of_all, of_choice, train, loss="softmax", balance="none")

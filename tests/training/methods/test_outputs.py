@@ -16,7 +16,7 @@ from vitcli.evaluation import inference
 from vitcli.models.build import architecture, build
 from vitcli.training.methods import refit
 from vitcli.training.methods.initial_head import head_names
-from vitcli.training.methods.outputs import Outputs, outputs_of
+from vitcli.training.methods.outputs import Outputs, of_rows
 from vitcli.training.validation import PeriodicEvaluation
 
 REFIT = ("--set", "model.head=refit", "--set", "model.head_layers=2")
@@ -125,4 +125,4 @@ def test_the_predictions_of_a_pass_with_features_are_those_of_a_pass_without():
     with torch.no_grad():
         of_head = model.head(rows.features_ND)
     torch.testing.assert_close(of_head, rows.logits_NK)
-    assert outputs_of(model, *how)[0].place_of(5).endswith("row 6, file 6.png")
+    assert of_rows(rows, split).place_of(5).endswith("row 6, file 6.png")

@@ -11,14 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import nn
 
 from vitcli.data.parts.splitting import random_subset
 from vitcli.data.split import Split
-from vitcli.data.transforms import Preprocessing
-from vitcli.evaluation import inference
-from vitcli.evaluation.inference import EvalSettings, RowOutputs
+from vitcli.evaluation.inference import RowOutputs
 from vitcli.evaluation.mistakes import places_of
 from vitcli.training.schedule import Plan
 
@@ -64,33 +60,10 @@ def sample(split: Split, most_rows: int) -> Split:
     return random_subset(split, most_rows, seed=0) if len(split) > most_rows else split
 
 
-def outputs_of(
-    model: nn.Module,
-    split: Split,
-    preprocessing: Preprocessing,
-    settings: EvalSettings,
-    *,
-    layer: str = "pre_logits",
-    num_logits: int = 0,
-    may_overflow: bool = False,
-) -> tuple[Outputs, list[str]]:
-    """Return the outputs of decodable rows, equal on all processes, and undecodable images of this one.
-
-    Args:
-        may_overflow: rows with an output that is not finite are left out, as those without a label are.
-    """
-    rows = inference.features_and_logits(
-        model, split, preprocessing, settings, layer=layer, num_logits=num_logits, may_overflow=may_overflow
-    )
-    return of_rows(rows, split, only_finite=may_overflow), rows.skipped
-
-
-def of_rows(rows: RowOutputs, split: Split, *, only_finite: bool) -> Outputs:
-    """Return rows of a pass, or with `only_finite` those that have a label and finite numbers alone."""
-    kept_N = torch.ones(len(rows.labels_N), dtype=torch.bool)
-    if only_finite:
-        kept_N = rows.features_ND.isfinite().all(dim=1) & rows.logits_NK.isfinite().all(dim=1)
-        kept_N &= rows.labels_N >= 0
+def of_rows(rows: RowOutputs, split: Split) -> Outputs:
+    """Return the rows of a pass over a split that have a label and finite numbers alone."""
+    kept_N = rows.features_ND.isfinite().all(dim=1) & rows.logits_NK.isfinite().all(dim=1)
+    kept_N &= rows.labels_N >= 0
     of_each = (rows.features_ND, rows.logits_NK, rows.labels_N, rows.rows_N)
     features_ND, logits_NK, labels_N, rows_N = (values_N[kept_N].numpy() for values_N in of_each)
     groups_N = None if split.groups_N is None else split.groups_N[rows_N]

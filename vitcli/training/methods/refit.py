@@ -32,6 +32,7 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.distributed import launch
 from vitcli.errors import VitError, WeightsError
+from vitcli.evaluation import inference
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.predictions import Predictions
 from vitcli.models.layered_head import can_read_layers, columns_of_token, with_layered_head
@@ -42,7 +43,7 @@ from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.methods.imbalance import balance_of
 from vitcli.training.methods.initial_head import head_names, labels_to_check, placed_in_head
 from vitcli.training.methods.method import Keys, Method, Results
-from vitcli.training.methods.outputs import Outputs, num_rows, outputs_of, sample
+from vitcli.training.methods.outputs import Outputs, num_rows, of_rows, sample
 from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
 from vitcli.training.splits import RunSplits
 from vitcli.weights.locate import LAYERED
@@ -167,11 +168,12 @@ def fit(
     has_layers = head_layers is not None and can_read_layers(model, head_layers)
     has_layers = has_layers and min(len(images), 2 * head_layers * model.num_features) <= MOST_SIDE
     network = with_layered_head(model, head_layers) if has_layers else model
-    rows, skipped = outputs_of(network, images, preprocessing, settings)
+    passed = inference.features_and_logits(network, images, preprocessing, settings)
+    rows = of_rows(passed, images)
     fitted = partial(closed_form_head, num_classes=split.num_classes, loss=loss, balance=balance)
 
     def solved() -> ClosedFormHead | None:
-        if not np.isfinite(rows.features_ND).all() or len(np.unique(rows.labels_N)) < 2:
+        if len(np.unique(rows.labels_N)) < 2:
             return None
         features_ND = torch.from_numpy(rows.features_ND)
         head = fitted(features_ND, rows.labels_N, rows.groups_N)
@@ -184,7 +186,7 @@ def fit(
         facts |= {} if head_layers is None else {"labels_to_check": labels_to_check(head, rows, split)}
         return replace(head, facts=head.facts | facts, left_out=None)  # which need not be sent
 
-    return settings.runtime.on_main(solved), rows, skipped
+    return settings.runtime.on_main(solved), rows, passed.skipped
 
 
 def _better(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vitcli.data.split import Split
 from vitcli.distributed import launch
+from vitcli.evaluation import inference
 from vitcli.evaluation.metrics import Metrics
 from vitcli.evaluation.predictions import Predictions
 from vitcli.output.text import INTERPOLATED, probe_head_text
@@ -26,7 +27,7 @@ from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.methods.imbalance import balance_of
 from vitcli.training.methods.initial_head import InitialHead, copy_of, fit_heads, start_weights
 from vitcli.training.methods.method import Keys, Method, Results
-from vitcli.training.methods.outputs import MOST_KEPT, MOST_ROWS, Outputs, outputs_of, sample
+from vitcli.training.methods.outputs import MOST_KEPT, MOST_ROWS, Outputs, of_rows, sample
 from vitcli.training.splits import RunSplits
 
 if TYPE_CHECKING:  # they import this module
@@ -136,14 +137,15 @@ class WiseFineTuning(Method):
         launch.enter("the feature pass of the probe head")
         with evaluation.evaluated_model() as model:
             how = evaluation.preprocessing, evaluation.as_in_training
-            train, skipped = outputs_of(model, sample(splits.train, MOST_ROWS), *how)
-            choice, more_skipped = outputs_of(model, splits.choice, *how)
+            parts = sample(splits.train, MOST_ROWS), splits.choice
+            passes = [inference.features_and_logits(model, part, *how) for part in parts]
+        train, choice = map(of_rows, passes, parts)
         loss, balance = self.recipe.objective.loss, balance_of(self.recipe)
         fit = partial(fit_heads, train, choice, splits.train, loss=loss, balance=balance)
         # The first process solves, so that all have the same bits.
         self.head.set_heads(run.state.model, *run.runtime.on_main(fit))
         self.frozen = (train, choice) if len(train.labels_N) <= MOST_KEPT else None
-        run.state.skipped |= {*skipped, *more_skipped}
+        run.state.skipped.update(*(rows.skipped for rows in passes))
         run.job.progress.detail(probe_head_text(self.head.facts))
 
     def after_steps(self, run: "TrainingRun", diverged: str) -> Keys:
