@@ -299,7 +299,14 @@ class Outcome:
 
     @property
     def json(self) -> dict:
-        return json.loads(self.out)
+        return Answer(json.loads(self.out))
+
+
+class Answer(dict):
+    """What a command said as JSON; a key that is not there shows all of it, as that of an error."""
+
+    def __missing__(self, key: str):
+        raise KeyError(f"no {key} in {dict(self)}")
 
 
 @contextmanager
