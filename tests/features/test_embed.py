@@ -125,7 +125,7 @@ def test_an_existing_file_is_kept_unless_it_is_to_be_replaced(photos, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("--out", "features.bin"), 2, "does not end in .safetensors"),
+        (("--out", "features.bin"), 2, "name the file to write: --out FEATURES.safetensors"),
         ((), 2, "--out"),
         (("--out", "o.safetensors", "--split", "dev"), 3, "no split 'dev'"),
         (("--out", "/proc/nowhere/o.safetensors"), 5, "nothing can be written"),

@@ -137,7 +137,7 @@ def embed(
 
     Features, logits, labels and row numbers. An interrupted call is resumed by the same command.
     """
-    if not out:
+    if not out or out.suffix != ".safetensors":
         raise typer.BadParameter("name the file to write: --out FEATURES.safetensors", param_hint="--out")
     loaded = recipe.load(ckpt, inference, {"eval.layer": layer}, command="embed")
     launch(num_processes, inference.device)

@@ -35,7 +35,7 @@ def embed(recipe: Recipe, run: RunSettings, *, split: str, logits: bool) -> dict
     """
     out = run.out
     if run.overwrite or not out.is_file():  # else nothing is written, and `_check_same` decides
-        check_out(out, overwrite=run.overwrite, suffixes=(".safetensors",), folder_error=VitError)
+        check_out(out, overwrite=run.overwrite, folder_error=VitError)
     weights = read_checkpoint(recipe, quiet=run.quiet)
     images = open_eval_split(recipe, split, weights, needs_labels=False)
     extractor = open_extractor(weights, recipe, run)
