@@ -395,6 +395,22 @@ def test_a_constant_is_a_float32_product_of_float32_numbers(scale):
     assert (expected != (np.array(values) * scale).astype(np.float32)).any() == (scale == 255)
 
 
+def test_a_compiled_network_does_not_copy_a_constant_in_each_pass():
+    graphs = []
+
+    def times(values):
+        return values * transfer.constant((0.5, 0.25), values.device, scale=2)
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph
+
+    found = torch.compile(times, backend=keep, fullgraph=True)(torch.ones(2))
+
+    assert found.tolist() == [1.0, 0.5]
+    assert [node.op for node in graphs[0].graph.nodes if node.op.startswith("call")] == ["call_function"]
+
+
 @pytest.mark.parametrize(
     ("kind", "is_pinned", "sent"),
     [

@@ -141,9 +141,9 @@ class Runtime:
         """Return the tensors of all processes, stacked in the order of the ranks, on the tensor's device."""
         if self.world_size == 1:
             return tensor[None]
-        tensors = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        dist.all_gather(tensors, tensor, group=self._group_for(tensor))
-        return torch.stack(tensors)
+        rows = tensor.new_empty((self.world_size, *tensor.shape))
+        dist.all_gather(list(rows), tensor, group=self._group_for(tensor))
+        return rows
 
     def exchange(self, rows: torch.Tensor) -> torch.Tensor:
         """Send row r to process r, and return the rows received, in the order of the ranks."""

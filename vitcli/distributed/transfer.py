@@ -58,9 +58,14 @@ def single_core_pool(num_threads: int, name: str) -> ThreadPoolExecutor:
     return pool
 
 
-@lru_cache(maxsize=64)
+@torch.compiler.assume_constant_result  # a compiled network would copy it in each pass
 def constant(values: tuple[float, ...], device: torch.device, *, scale: float = 1.0) -> Tensor:
     """Return float32 values times `scale` on the device, copied there once; never write to the result."""
+    return _constant(values, device, scale)
+
+
+@lru_cache(maxsize=64)
+def _constant(values: tuple[float, ...], device: torch.device, scale: float) -> Tensor:
     return (torch.tensor(values, dtype=torch.float32) * scale).to(device)
 
 

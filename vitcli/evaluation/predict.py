@@ -21,7 +21,6 @@ from vitcli.evaluation.calibration.results import calibrated
 from vitcli.evaluation.calibration.stored import Calibration, calibration_of, why_unchecked
 from vitcli.evaluation.contact_sheet import ContactSheet
 from vitcli.evaluation.multilabel import Multilabel, multilabel_of, task_of
-from vitcli.evaluation.regression import RegressionTarget
 from vitcli.evaluation.setup import LoadedNetwork, RunSettings, eval_settings, load_network, read_checkpoint
 from vitcli.models import features
 from vitcli.models.features import TimmNetwork
@@ -206,7 +205,8 @@ def _reading(
     names = weights.readable_class_names
     mirror = partial(inference.mirrored, model) if is_mirrored else lambda mean: None
     if target := regression.target_of(weights.metadata):
-        return mirror(inference.mean_number), partial(_number, target)
+        number = mirror(inference.mean_number)
+        return number, lambda out_1: {"top": [], "value": float(target.numbers_of(out_1)[0])}
     if multilabel := multilabel_of(weights.metadata, weights.architecture.num_classes):
         return mirror(inference.mean_of_labels), partial(_multilabel, multilabel, names, topk)
     network = mirror(inference.mean_of_classes)
@@ -241,10 +241,6 @@ def _predictions(
             for read in readers:
                 read(row, predictions[row], image_CHW.numpy())
     return predictions
-
-
-def _number(target: RegressionTarget, outputs_1: Tensor) -> dict[str, Any]:
-    return {"top": [], "value": float(target.numbers_of(outputs_1)[0])}
 
 
 def _multilabel(multilabel: Multilabel, names: Sequence[str], topk: int, logits_K: Tensor) -> dict[str, Any]:

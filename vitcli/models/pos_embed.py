@@ -10,6 +10,7 @@ E = D / A width of a head, R = 2T - 1 offsets between tokens, H x W the patch gr
 """
 
 import math
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -315,6 +316,7 @@ class Positions(nn.Module):
         return self
 
 
+@lru_cache(maxsize=8)  # not in each pass at another size; never write to the result
 def sincos2d(grid: tuple[int, int], num_tokens: int, width: int) -> Tensor:
     """Return the fixed embedding (1, T, D), float64, of "Better plain ViT baselines" (arXiv 2205.01580).
 

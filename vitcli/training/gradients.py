@@ -62,9 +62,8 @@ class PairwiseSum:
     def finish(self) -> None:
         """Add the subtrees of all processes and hand the total to the optimizer."""
         if self.runtime.world_size > 1:
-            ((level, grads),) = self.subtrees
-            total = self._over_processes(level, torch.cat([grad.flatten() for grad in grads]))
-            sums = total.split([parameter.numel() for parameter in self.parameters])
+            sizes = [parameter.numel() for parameter in self.parameters]
+            sums = self._over_processes()[: sum(sizes)].split(sizes)
             total = [s.view_as(p) for s, p in zip(sums, self.parameters, strict=True)]
         else:
             total = _fold(self.subtrees)
@@ -72,16 +71,17 @@ class PairwiseSum:
         for parameter, grad in zip(self.parameters, total, strict=True):
             parameter.grad = grad
 
-    def _over_processes(self, level: int, grads_N: Tensor) -> Tensor:
+    def _over_processes(self) -> Tensor:
         """Return the sum over the processes: each adds up one slice of all, then they exchange the sums."""
-        world_size = self.runtime.world_size
-        length = -(-len(grads_N) // world_size)
-        padded = torch.nn.functional.pad(grads_N, (0, length * world_size - len(grads_N)))
+        (level, grads), world_size = self.subtrees.pop(), self.runtime.world_size
+        fill = grads[0].new_zeros(-sum(grad.numel() for grad in grads) % world_size)
+        flat_N = torch.cat([*(grad.flatten() for grad in grads), fill])
+        del grads  # as large as the weights
         subtrees: list[tuple[int, list[Tensor]]] = []
-        for slice_ in self.runtime.exchange(padded.view(world_size, length)):
+        for slice_ in self.runtime.exchange(flat_N.view(world_size, -1)):
             _push(subtrees, level, [slice_.clone()])
         (total,) = _fold(subtrees)
-        return self.runtime.gather(total).flatten()[: len(grads_N)]
+        return self.runtime.gather(total).flatten()
 
 
 def check_parts(batch_size: int, *, per_device_batch: int, world_size: int) -> None:

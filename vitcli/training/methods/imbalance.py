@@ -38,7 +38,8 @@ def loss_weights(train_split: Split, recipe: Recipe) -> tuple[float, ...]:
     """Return the weight of each class in the loss, of mean 1 over the training images; () where all are 1."""
     if recipe.objective.class_weights == "none":
         return ()
-    return tuple(class_weights(_counts(train_split), recipe.objective.class_weights).tolist())
+    counts_K = np.bincount(train_split.read_labels(), minlength=train_split.num_classes)
+    return tuple(class_weights(counts_K, recipe.objective.class_weights).tolist())
 
 
 def balance_of(recipe: Recipe) -> str:
@@ -53,7 +54,3 @@ def class_order(train_split: Split, recipe: Recipe) -> ClassOrder | None:
         return None
     labels_N = np.asarray(train_split.read_labels())
     return ClassOrder(labels_N, sampling=recipe.data.sampling, seed=recipe.train.seed)
-
-
-def _counts(train_split: Split) -> np.ndarray:
-    return np.bincount(train_split.read_labels(), minlength=train_split.num_classes)
