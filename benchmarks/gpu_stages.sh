@@ -101,6 +101,7 @@ stage_b() {
   row 40 "infer L/16 at 384" "990 images/s" $infer --models ViT-L/16 --res 384 --batch-size 128
   row 40 "infer B/16, fp32" "1,300 images/s" bench infer --models ViT-B/16 --res 224 --batch-size 256 --precision fp32 --repeats 2 --steps 4
   row 60 "the loader alone" "13,000 photographs/s with 16 threads" bench data --dataset "$photos" --res 224 --workers 16
+  row 60 "the loader's interpreter" "6,000 images/s, 9,000 at most (M3)" "$PYTHON" benchmarks/interpreter.py "$photos"
   row 60 "B/16 from photographs" "the synthetic rate" $train --model ViT-B/16 --batch-size 256 --per-device-batch 256 --dataset "$photos"
   row 60 "S/16 from photographs" "at the edge of one process" $train --model ViT-S/16 --batch-size 512 --per-device-batch 512 --dataset "$photos"
   row 60 "Ti/16 from decoded photographs" "bound by the interpreter: 6,000 images/s" $train --model ViT-Ti/16 --batch-size 512 --per-device-batch 512 --dataset "$photos" --cached
