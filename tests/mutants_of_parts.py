@@ -157,4 +157,18 @@ OF_PARTS = {
     ("vitcli/conversion/golden.py", "tests/conversion/test_onnx_file.py"): {
         "a golden file has the largest outputs": ("np.argsort(-np.abs(outputs_K)", "np.argsort(-outputs_K"),
     },
+    # Commands on other machines.
+    ("vitcli/submission/submission.py", "tests/submission/test_printed.py"): {
+        "a worker submits again": ("if not is_value and name not in OPTIONS:", "if True:"),
+        "a file lists the values of --submit-set as words of the command": (
+            "is_value = not is_value and name in OPTIONS and not equals",
+            "is_value = False",
+        ),
+    },
+    ("vitcli/submission/k8s.yaml.j2", "tests/submission/test_printed.py"): {
+        "a pod that stopped and saved does not start again": ("values: [143]", "values: [144]"),
+    },
+    ("vitcli/submission/hf.sh.j2", "tests/submission/test_printed.py"): {
+        "options of vit are those of hf": ("    -- {{ image", "    {{ image"),
+    },
 }

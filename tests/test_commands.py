@@ -16,8 +16,10 @@ from vitcli.cli import app
 from vitcli.errors import DataError, VitError
 
 FUNCTIONS = ("finetune", "evaluate", "predict", "fewshot", "embed", "export", "inspect")
-# Of a process and its printing; `measure` and `check` are questions that return no result of the command.
-OF_THE_SHELL = {"num_processes", "arms_parallel", "as_json", "jsonl", "debug", "verbose", "measure", "shard"}
+# Of a process, its printing, and workers elsewhere, which type a command line; `measure` and `check` are
+# questions that return no result of the command.
+OF_THE_SHELL = {"num_processes", "arms_parallel", "as_json", "jsonl", "debug", "verbose", "measure", "shard",
+                "submit", "submit_workers", "submit_set"}  # fmt: skip
 ELSEWHERE = {"assert_", "check_file", "checkpoint"}  # Python's own assert; no conversion; `ckpt`
 CHANGING = {"elapsed_s", "images_per_s", "peak_memory_gib", "speed"}
 SMALL = {"model": "ViT-demo/8", "set": {"model.layers": 1}, "res": (16, 24)}
