@@ -120,7 +120,7 @@ OF_RUNS = {
         "one checkpoint too many is retired": ("(run_dir)[keep:]", "(run_dir)[keep - 1 :]"),
     },
     ("vitcli/io/files.py", "tests/output/test_atomic.py"): {
-        "a pipe is waited for": ("os.O_RDONLY | os.O_NONBLOCK", "os.O_RDONLY"),
+        "a pipe is waited for": ('"O_BINARY", "O_NONBLOCK", ', '"O_BINARY", '),
     },
     ("vitcli/io/files.py", "tests/io/test_files.py"): {
         "files of any size are read": (
@@ -360,10 +360,21 @@ OF_RUNS = {
         "links are followed": ("        self.refuse_links()\n", ""),
         "a link is the mark of a run": (" and not (self.path / self.marker).is_symlink()", ""),
         "a folder of other files is taken": ("        if files and not is_marked:", "        if False:"),
-        "an owner that has died is named": ("if owner and not _has_ended(owner):", "if owner:"),
+        "an owner that has died is named": ("if owner and is_alive(owner) is not False:", "if owner:"),
     },
     ("vitcli/io/files.py", "tests/output/test_run_folder.py"): {
-        "two writers in one folder": ("fcntl.flock(file, kind | fcntl.LOCK_NB)", "pass"),
+        "two writers in one folder": ("lock_descriptor(file.fileno(), blocking=False)", "True"),
+    },
+    ("vitcli/io/files.py", "tests/io/test_locks.py"): {
+        "a deleted lock file is held": ("os.path.samestat(os.fstat(file.fileno()), os.lstat(path))", "True"),
+        "a lock is waited for once": ("if not is_locked and time.monotonic() >= until", "if not is_locked"),
+    },
+    ("vitcli/cache/user_cache.py", "tests/io/test_locks.py tests/cache/test_row_store.py"): {
+        "an entry in use is deleted": ('for use in path.glob("use-*.lock"):', "for use in ():"),
+        "an entry is deleted while another process begins to use it": (
+            "with lock_file(path / LOCK, wait_s=USE_WAIT_S):",
+            "with ExitStack():",
+        ),
     },
     ("vitcli/output/redaction.py", "tests/conversion"): {
         "a published name has a signature": (

@@ -126,7 +126,7 @@ def test_nothing_in_use_or_foreign_is_deleted_and_no_link_is_followed(folder, tm
     (outside / f"{4:032x}").write_text("mine")
     (folder / "shards").mkdir()
     (folder / "shards" / f"{5:032x}").write_text("mine")
-    lock = user_cache.lock_entry(in_use, is_shared=True)
+    lock = user_cache.lock_use(in_use)
 
     result = listing.clear_cache(ClearOptions(("all",)))
     assert {entry["path"] for entry in result["deleted"]} == paths(entry)

@@ -5,7 +5,7 @@ A store of N rows is a folder, of the user's cache or beside a file that a comma
     index          N records: the place, shape and checksum of the content of a row, and a check of the record
     rows-ID        what one process has added, up to SEGMENT bytes or one row; no other process writes it
     about.json     what the key is made of, for people
-    lock           locked (shared) by every process that uses the store
+    use-N.lock     locked by a user of the store (`user_cache.lock_use`); `lock` by one that uses it alone
 
 A row is whole or missing: its content is written first, then its record in one write. A record that is torn,
 or that a power failure kept without its content, fails a checksum and counts as missing; contents are checked
@@ -33,13 +33,13 @@ import xxhash
 
 from vitcli.cache import user_cache
 from vitcli.cache.user_cache import ABOUT, LOCK
-from vitcli.io.files import lock_file
+from vitcli.io.files import NO_LINK, UPDATE, lock_file, open_regular
 
 FORMAT = 1  # part of every key: a store of another format is not found
 # Stamp of the row, segment, offset in it, shape, checksum of the content.
 PLACE = struct.Struct("<QQIIIIQ")
 RECORD_BYTES = PLACE.size + 8  # and a checksum of the place
-SEGMENT = 2**30  # bytes
+SEGMENT = 2**30 if os.name == "posix" else 2**26  # bytes, most of them a hole where files have holes
 MOST_ROW_BYTES = 2**32 - 2**10  # by the width of the numbers in a record
 MOST_SEGMENTS = 400  # mapped by one process, each with a file handle
 ALIGNMENT = 64
@@ -263,14 +263,14 @@ def open_folder(
 
     def make_segment(segment: int, num_bytes: int) -> tuple[BinaryIO, int]:
         room = room_for(num_bytes)
-        return _open(folder / f"rows-{segment:016x}", os.O_RDWR | os.O_CREAT | os.O_EXCL), room
+        return open_regular(folder / f"rows-{segment:016x}", UPDATE | os.O_EXCL), room
 
     try:
         return RowStore(
-            _open(folder / "index", os.O_RDWR | os.O_CREAT),
+            open_regular(folder / "index", UPDATE),
             num_rows,
             make_segment=make_segment,
-            open_segment=lambda segment: _open(folder / f"rows-{segment:016x}", os.O_RDONLY),
+            open_segment=lambda segment: open_regular(folder / f"rows-{segment:016x}", os.O_RDONLY | NO_LINK),
             limit_bytes=limit_bytes,
             lock=lock,
         )
@@ -318,34 +318,38 @@ def _lock(folder: Path, about: dict[str, Any], *, is_shared: bool) -> BinaryIO |
     for _ in range(10):  # another process may be deleting it
         user_cache.make_own_folder(folder)
         try:
-            lock = lock_file(folder / LOCK, is_shared=is_shared, wait_s=DELETED_WITHIN_S)
+            if is_shared:
+                lock = user_cache.lock_use(folder)
+            else:
+                lock = lock_file(folder / LOCK, wait_s=DELETED_WITHIN_S)
         except FileNotFoundError:
             continue
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
             lock = None
-        with suppress(FileExistsError), _open(folder / ABOUT, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
+        with suppress(FileExistsError), open_regular(folder / ABOUT, UPDATE | os.O_EXCL) as file:
             file.write((json.dumps(about, indent=2) + "\n").encode())
         return lock
     raise OSError(0, f"{folder} cannot be locked")
-
-
-def _open(path: Path, flags: int) -> BinaryIO:
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    if flags == os.O_RDONLY:
-        return os.fdopen(descriptor, "rb", buffering=0)
-    return os.fdopen(descriptor, "r+b", buffering=0)
 
 
 def _check(place: bytes) -> bytes:
     return xxhash.xxh3_64_intdigest(place, SEED).to_bytes(8, "little")
 
 
+_seeking = threading.Lock()  # where the system has no pwrite
+
+
 def _write(file: BinaryIO, content: memoryview, offset: int) -> None:
     """Write all of it at an offset; OSError if the disk is full."""
     while content:
-        written = os.pwrite(file.fileno(), content, offset)
+        if hasattr(os, "pwrite"):
+            written = os.pwrite(file.fileno(), content, offset)
+        else:
+            with _seeking:
+                file.seek(offset)
+                written = file.write(content)
         if not written:
             raise OSError(0, "nothing more can be written")
         content, offset = content[written:], offset + written

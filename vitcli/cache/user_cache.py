@@ -1,8 +1,9 @@
 """The user's cache folder: what is in it, for how long, and how much of it at most.
 
-Every kind has a folder of entries, each a folder of its own. An entry that a process uses is locked, and what
-is locked is never deleted. All but downloads are bounded together: the least recently used entries make room.
-Only names that vit gives are ever deleted, and no link is followed.
+Every kind has a folder of entries, each a folder of its own. Whoever uses an entry holds one of the locks
+use-0.lock, use-1.lock, ... in it, taken under its lock "lock", and what is in use is never deleted.
+All but downloads are bounded together: the least recently used entries make room. Only names that vit gives
+are ever deleted, and no link is followed.
 """
 
 import math
@@ -13,7 +14,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -30,6 +31,7 @@ UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
 SIZE_EXAMPLES = "a size such as 20GB, 500MB or 0"
 LOCK, ABOUT = "lock", "about.json"  # in the folder of an entry
+USE_WAIT_S = 10.0  # while others begin to use an entry, or delete it
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def make_own_folder(folder: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_symlink():
         raise OSError(0, f"{folder} is a link; to move the cache, set XDG_CACHE_HOME")
-    if folder.stat().st_uid != os.geteuid():
+    if hasattr(os, "geteuid") and folder.stat().st_uid != os.geteuid():
         raise OSError(0, f"{folder} belongs to another user")
     return folder
 
@@ -181,7 +183,8 @@ def _entry(kind: str, path: Path) -> CacheEntry:
     for file in files:
         with suppress(OSError):
             inner = file.lstat()
-            on_disk = inner.st_blocks * 512 if stat.S_ISREG(inner.st_mode) else 0
+            blocks = getattr(inner, "st_blocks", -(-inner.st_size // 512))  # which Windows does not count
+            on_disk = blocks * 512 if stat.S_ISREG(inner.st_mode) else 0
             sizes, last_used = sizes + on_disk, max(last_used, inner.st_mtime)
     about = (read_json(path / ABOUT) or {}).get("name")
     downloads = [file.name for file in files if file.name != LOCK and file.suffix not in (".lock", ".json")]
@@ -200,24 +203,48 @@ _held: dict[Path, BinaryIO] = {}
 
 def hold(folder: Path) -> None:
     """Keep an entry from being deleted as long as this process runs, where the cache can be written."""
-    if folder not in _held and (lock := lock_entry(folder, is_shared=True)):
-        _held[folder] = lock
+    if folder not in _held:
+        with suppress(OSError):
+            _held[folder] = lock_use(folder)
     mark_used(folder)
 
 
-def lock_entry(path: Path, *, is_shared: bool = False) -> BinaryIO | None:
-    """Return the open, locked lock of an entry; None if it cannot be locked now."""
-    try:
-        return lock_file(path / LOCK, is_shared=is_shared)
-    except OSError:  # locked by another process, deleted, or a file system without locks
-        return None
+def lock_use(path: Path) -> BinaryIO:
+    """Return an open, locked file of an entry; until it is closed, no process deletes the entry.
+
+    It is taken under the lock that deletion holds; the time of that one's file is that of the last use.
+
+    Raises:
+        OSError: as `lock_file`; FileNotFoundError: the entry has been deleted.
+    """
+    with lock_file(path / LOCK, wait_s=USE_WAIT_S):
+        number = 0
+        while True:
+            try:
+                return lock_file(path / f"use-{number}.lock")
+            except BlockingIOError:  # of another that uses it
+                number += 1
+
+
+def _lock_unused(path: Path) -> BinaryIO | None:
+    """Return the open, locked lock of an entry that nobody uses, and nobody begins to use until it is closed.
+
+    None if it is in use, deleted, or cannot be locked, as on a file system without locks.
+    """
+    with ExitStack() as held, suppress(OSError):
+        lock = held.enter_context(lock_file(path / LOCK))
+        for use in path.glob("use-*.lock"):
+            lock_file(use).close()
+        held.pop_all()
+        return lock
+    return None
 
 
 def is_in_use(path: Path) -> bool:
-    """Return whether a process holds the lock of an entry."""
+    """Return whether a process uses an entry."""
     if not os.path.lexists(path / LOCK):
         return False
-    if lock := lock_entry(path):
+    if lock := _lock_unused(path):
         lock.close()
     return lock is None
 
@@ -229,10 +256,12 @@ def delete(path: Path) -> bool:
     """
     if path.is_symlink():
         return False
-    lock = lock_entry(path)
+    lock = _lock_unused(path)
     if lock is None:
         return False
     with lock:
+        if os.name == "nt":  # which renames no folder in which anybody has a file open, such as a lock
+            lock.close()
         grave = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
         try:
             path.rename(grave)

@@ -1,11 +1,11 @@
 """Files of anyone, read without waiting for a pipe and without filling the memory; locks of processes."""
 
 import errno
-import fcntl
 import json
 import os
 import stat
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,20 +15,31 @@ MOST_VALUES = 2_000_000  # of JSON: each takes up to 100 bytes
 MOST_BYTES = 2**30  # of an image
 HARD_LINK = "a hard link"
 RETRY_S = 0.02  # between tries to get a lock
+# Of `os.open`, where the system has them: bytes as they are, no waiting for a pipe, none for a child process
+PLAIN = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_NONBLOCK", "O_CLOEXEC"))
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+UPDATE = os.O_RDWR | os.O_CREAT | NO_LINK  # of a file of ours
 
 
-def open_regular(path: str | Path) -> BinaryIO:
-    """Open a file for reading, also by a link; a pipe or a device is refused, and not waited for.
+def open_regular(path: str | Path, flags: int = os.O_RDONLY, *, mode: int = 0o600) -> BinaryIO:
+    """Open a file; a pipe or a device is refused, and not waited for.
+
+    Args:
+        flags: of `os.open`, by default for reading, also by a link; what may be written is not buffered.
+        mode: of a new file.
 
     Raises:
-        OSError: it cannot be read, or is not a regular file.
+        OSError: it cannot be opened, or is not a regular file.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(handle).st_mode
-    if stat.S_ISREG(mode):
-        return os.fdopen(handle, "rb")
+    if flags & os.O_CREAT and not NO_LINK and os.path.islink(path):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    handle = os.open(path, flags | PLAIN, mode)
+    kind = os.fstat(handle).st_mode
+    if stat.S_ISREG(kind):
+        is_update = flags & os.O_RDWR
+        return os.fdopen(handle, "r+b" if is_update else "rb", buffering=0 if is_update else -1)
     os.close(handle)
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(kind):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, "it is a pipe or a device", str(path))
 
@@ -97,26 +108,37 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def lock_file(path: Path, *, is_shared: bool = False, wait_s: float = 0.0) -> BinaryIO:
+def lock_file(path: Path, *, wait_s: float = 0.0) -> BinaryIO:
     """Open a file, made if missing, and lock it until it is closed or this process ends, however it ends.
+
+    The lock is the system's own (flock, LockFileEx on Windows), never a file that a killed process leaves.
 
     Raises:
         BlockingIOError: another process has held the lock for `wait_s`.
         OSError: it cannot be opened, or its file system has no locks.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    kind, until = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX, time.monotonic() + wait_s
+    from filelock import lock_descriptor  # a tenth of a second, for commands that lock nothing
+
+    until = time.monotonic() + wait_s
     while True:
-        file = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+        file = open_regular(path, UPDATE, mode=0o666)
         try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file.fileno()), os.lstat(path)):
+            is_locked = lock_descriptor(file.fileno(), blocking=False)
+            # Its owner may have deleted it in between; lock the new one then
+            if is_locked and os.path.samestat(os.fstat(file.fileno()), os.lstat(path)):
                 return file
-        except FileNotFoundError:  # its owner has deleted it in between; lock the new one then
+        except FileNotFoundError:
             pass
-        except OSError as error:
-            if not isinstance(error, BlockingIOError) or time.monotonic() >= until:
-                file.close()
-                raise
+        except BaseException:
+            file.close()
+            raise
         file.close()
+        if not is_locked and time.monotonic() >= until:
+            raise BlockingIOError(errno.EAGAIN, "another process holds its lock", str(path))
         time.sleep(RETRY_S)
+
+
+def delete_lock(path: Path) -> None:
+    """Delete the file of a lock that this process holds; where no open file can be deleted, it stays."""
+    with suppress(PermissionError):
+        path.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vitcli.errors import MachineError, VitError
-from vitcli.io.files import HARD_LINK, irregularity, lock_file, read_regular
+from vitcli.io.files import HARD_LINK, delete_lock, irregularity, lock_file, read_regular
 from vitcli.output import atomic
 
 LOCKS = ".vit*.lock"  # of all commands
@@ -73,7 +73,7 @@ class OwnedFolder:
         self.refuse_links()
         held.enter_context(self._locked())
         if self.lock != self.marker:
-            held.callback((self.path / self.lock).unlink, missing_ok=True)
+            held.callback(delete_lock, self.path / self.lock)
 
     def refuse_links(self, *, is_inside: bool = False) -> None:
         """Refuse links, pipes and devices under the names that the command writes: it would follow them.
@@ -136,22 +136,19 @@ def _owner_named_in(lock: Path) -> str:
     while time.monotonic() < until:
         with suppress(OSError):  # its owner has just ended
             owner = read_regular(lock).decode(errors="replace").strip()
-        if owner and not _has_ended(owner):
+        if owner and is_alive(owner) is not False:
             return owner
         time.sleep(0.01)
     return "another process"
 
 
-def _has_ended(owner: str) -> bool:
-    """Return whether a lock file names a process of this machine that is no longer there."""
+def is_alive(owner: str) -> bool | None:
+    """Return whether the process is there that a lock file names; None if it names none of this machine."""
+    import psutil
+
     named = re.fullmatch(r"pid (\d{1,9}) on (.*)", owner)
-    if not named or named[2] != socket.gethostname():
-        return False
-    try:
-        os.kill(int(named[1]), 0)
-    except OSError as error:
-        return isinstance(error, ProcessLookupError)
-    return False
+    is_here = named and named[2] == socket.gethostname()
+    return psutil.pid_exists(int(named[1])) if named and is_here else None
 
 
 def refuse_other(path: Path, content: str, differing: Sequence[str], *, advice: str = "") -> None:

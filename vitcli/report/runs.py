@@ -3,9 +3,7 @@
 import csv
 import io
 import math
-import os
 import shlex
-import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +15,7 @@ from vitcli.errors import DataError, VitError
 from vitcli.io.files import read_regular
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, read_jsonl
+from vitcli.output.owned_folder import is_alive
 from vitcli.output.summaries import (
     Evaluation,
     Evaluations,
@@ -374,18 +373,9 @@ def _command(path: Path) -> str:
 def _is_live(path: Path) -> bool | None:
     """Return whether the process named in the lock file is alive; the lock itself is left to runs."""
     try:
-        words = read_regular(path / run_folder.LOCK).decode(errors="replace").split()
+        return is_alive(read_regular(path / run_folder.LOCK).decode(errors="replace").strip())
     except OSError:
         return None
-    if len(words) != 4 or words[3] != socket.gethostname() or not words[1].isdigit():
-        return None
-    try:
-        os.kill(int(words[1]), 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # alive, and another user's
-        return True
-    return True
 
 
 def is_number(value: Any) -> bool:

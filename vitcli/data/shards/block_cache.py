@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from vitcli.cache import row_store, user_cache
-from vitcli.io.files import lock_file
+from vitcli.io.files import delete_lock, lock_file
 
 NUM_ROWS = 2**20  # of the index of a store, a sparse file
 TRIED_ROWS = 4
@@ -75,7 +75,7 @@ class StoredBlocks:
             yield
         finally:
             if lock:
-                path.unlink(missing_ok=True)
+                delete_lock(path)
                 lock.close()
 
 
