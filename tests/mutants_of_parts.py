@@ -165,10 +165,27 @@ OF_PARTS = {
             "is_value = False",
         ),
     },
-    ("vitcli/submission/k8s.yaml.j2", "tests/submission/test_printed.py"): {
+    ("vitcli/submission/worker.py", "tests/submission/test_slurm.py"): {
+        "the whole array comes back": (
+            '"requeue", element.job_id]',
+            '"requeue", element.raw_job_id]',
+        ),
+        "what is cancelled comes back": (
+            "bool(received) and signal.SIGTERM not in received",
+            "bool(received)",
+        ),
+        "the code of a command is not that of its element": (
+            "            code = process.wait()\n",
+            "            code = 143\n",
+        ),
+    },
+    ("vitcli/submission/cluster.py", "tests/submission/test_local.py"): {
+        "another process with the number of a worker is stopped": ("process.cmdline()[-2:] == ours and ", ""),
+    },
+    ("vitcli/submission/k8s.j2", "tests/submission/test_printed.py"): {
         "a pod that stopped and saved does not start again": ("values: [143]", "values: [144]"),
     },
-    ("vitcli/submission/hf.sh.j2", "tests/submission/test_printed.py"): {
+    ("vitcli/submission/hf.j2", "tests/submission/test_printed.py"): {
         "options of vit are those of hf": ("    -- {{ image", "    {{ image"),
     },
 }

@@ -568,7 +568,7 @@ def judged(words: list[str], before: Outcome, outcome: Outcome) -> tuple[str, st
 
 
 # Options of other programs, and names of files that look like a key of a recipe.
-OF_OTHERS = {"--cpu", "--gpus-per-task", "--notest", "--grid"}
+OF_OTHERS = {"--cpu", "--gpus-per-task", "--notest", "--grid", "--cpus-per-task", "--me"}
 FILE_NAMES = {"model.safetensors", "data.pkl", "train.py"}
 PROSE = re.compile(r"vit (can|chooses|does|is|itself|keeps|load|once|without)\b")
 

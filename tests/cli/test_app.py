@@ -37,7 +37,8 @@ COMMANDS = ["average", "finetune", "pretrain", "fewshot", "embed", "evaluate", "
             "report", "datasets", "datasets list", "datasets show", "datasets check",
             "datasets preview",
             "cache", "cache list", "cache clear", "study", "study data-size", "study compute",
-            "bench", "bench data", "bench train", "bench infer"]  # fmt: skip
+            "bench", "bench data", "bench train", "bench infer",
+            "submit", "submit status", "submit cancel"]  # fmt: skip
 FRESH = (
     "finetune",
     "--ckpt",
@@ -163,7 +164,7 @@ def check_help(command: str, shown: str, width: int) -> None:
     places = [shown.find(f"\n{panel}\n") for panel in ("Arguments", *PANELS)]
     present = [place for place in places if place >= 0]
     assert present == sorted(present)
-    groups = ("recipes", "datasets", "cache", "study", "bench")
+    groups = ("recipes", "datasets", "cache", "study", "bench", "submit")
     assert "Show the traceback of an error." in shown or command in groups
     head, *panels = re.split(r"\n\n(?=[A-Z][a-z]+\n)", shown)
     assert "Example" in head and f"\n  vit {command}" in head

@@ -27,6 +27,7 @@ from vitcli.cli.report import app as report_app
 from vitcli.cli.reproduce import app as reproduce_app
 from vitcli.cli.skill import app as skill_app
 from vitcli.cli.study import app as study_app
+from vitcli.cli.submit import app as submit_app
 from vitcli.cli.train import app as train_app
 from vitcli.output import text
 
@@ -50,6 +51,7 @@ app.add_typer(recipes_app, name="recipes", rich_help_panel=MANAGE)
 app.add_typer(datasets_app, name="datasets", rich_help_panel=MANAGE)
 app.add_typer(cache_app, name="cache", rich_help_panel=MANAGE)
 app.add_typer(doctor_app, name="doctor", rich_help_panel=MANAGE)
+app.add_typer(submit_app, name="submit", rich_help_panel=MANAGE)
 
 
 def _completion_script(given: bool) -> None:

@@ -53,7 +53,7 @@ NOT_OPTIONS = {
 TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio")
 CLASS_COUNTS = ("--num-classes", "--num-labels", "--nb-classes", "--nc")
 NO_GPU = ("--no-cuda", "--no-gpu", "--use-cpu", "--cpu")
-GROUPS = ("recipes", "datasets", "cache", "study", "bench", "doctor")  # commands with commands of their own
+GROUPS = ("recipes", "datasets", "cache", "study", "bench", "doctor", "submit")  # with commands of their own
 RESUMING = ("--resume", "--resume-from-checkpoint", "--auto-resume")
 WEIGHTS_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".onnx")
 

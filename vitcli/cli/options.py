@@ -25,6 +25,7 @@ from vitcli.distributed import launch as launcher
 from vitcli.distributed.launch import global_rank, report_to_launcher
 from vitcli.errors import VitError
 from vitcli.output import text
+from vitcli.submission.submission import Place
 
 BY_RECIPE = "(default: by the recipe)"
 NO_DEFAULTS: Mapping[str, str] = MappingProxyType({})
@@ -359,6 +360,13 @@ class DeviceOptions:
     shard: Annotated[bool, option("--shard", ADVANCED,
         "Shard weights, gradients and optimizer over the processes (FSDP2), for models larger than a "
         "device.")] = False
+    submit: Annotated[Place | None, option("--submit", DEVICES,
+        "Run elsewhere: slurm or local start a job array (extra: slurm); print:sky, print:k8s and print:hf "
+        "print the file for SkyPilot, Kubernetes and hf jobs (default: run here).", "PLACE")] = None
+    submit_workers: Annotated[int | None, option("--submit-workers", DEVICES, "With --submit: workers that "
+        "divide the runs of the command among themselves, in one --out (default: 1).", "N", min=1)] = None
+    submit_set: Annotated[list[str] | None, option("--submit-set", DEVICES, "With --submit: what a worker "
+        "gets, such as timeout_min=720 or gpus_per_node=1 (default: none). Repeatable.", "KEY=VALUE")] = None
 
     def run_options(self, **more: Any):
         """Return the RunOptions of a run; `more` are those that only some commands have."""

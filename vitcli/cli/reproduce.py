@@ -5,10 +5,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vitcli.cli import complete, options
+from vitcli.cli import complete, options, submit
 from vitcli.cli.help import ADVANCED, DATA, MODEL, RUN, UNDERSTAND
 from vitcli.cli.options import command, launch, option
-from vitcli.cli.submit import SubmitOptions
 from vitcli.experiments.reproduce_text import as_list, as_text
 
 app = typer.Typer()
@@ -25,7 +24,6 @@ vit reproduce table5/b16-in21k/cifar10 --out runs/b16-cifar10""",
 def reproduce(
     *,
     devices: options.DeviceOptions,
-    submission: SubmitOptions,
     row: Annotated[str | None, typer.Argument(metavar="ROW", autocompletion=complete.rows,
         help="COLUMN/TASK, such as table5/b16-in21k/cifar10; with --list a part of such names, or a glob.",
         )] = None,
@@ -72,13 +70,13 @@ def reproduce(
         raise typer.BadParameter("no row is named; vit reproduce --list shows them", param_hint="ROW")
     if measure and not dry_run:
         raise typer.BadParameter("it belongs to --dry-run", param_hint="--measure")
-    submission.print_file(out, printing)
+    submit.print_file(devices, out, printing)
     recipe_keys = options.RecipeOptions().shorthands(ckpt, precision)
     paper_row = find_row(known_rows, row, scale=scale, ckpt=ckpt)
     if real or not dry_run:
         experiment.check_labels(paper_row, real)
     recipes = experiment.resolve(paper_row, precision=precision)
-    submission.hand_over(out, printing)
+    submit.hand_over(devices, out, printing)
 
     launch(devices.num_processes, devices.device)
     from vitcli.training.finetune import finetune

@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from vitcli.cli import complete, options
+from vitcli.cli import complete, options, submit
 from vitcli.cli.help import RUN, VitGroup
 from vitcli.cli.options import DeviceOptions, Printing, command, launch, option
-from vitcli.cli.submit import SubmitOptions
 
 app = typer.Typer(
     cls=VitGroup,
@@ -39,36 +38,30 @@ class StudyOptions:
 
 
 @command(app, "data-size", example="vit study data-size demo")
-def data_size(
-    study: StudyOptions, devices: DeviceOptions, submission: SubmitOptions, printing: Printing
-) -> int:
+def data_size(study: StudyOptions, devices: DeviceOptions, printing: Printing) -> int:
     """Plot accuracy by the number of training images.
 
     Paper, section 4.3, Figures 3 and 4.
     """
-    return _run("data-size", study, devices, submission, printing)
+    return _run("data-size", study, devices, printing)
 
 
 @command(app, "compute", example="vit study compute figure5-jft --dry-run")
-def compute(
-    study: StudyOptions, devices: DeviceOptions, submission: SubmitOptions, printing: Printing
-) -> int:
+def compute(study: StudyOptions, devices: DeviceOptions, printing: Printing) -> int:
     """Plot accuracy by training compute, with the Pareto front.
 
     Paper, section 4.4, Figures 5 and 8.
     """
-    return _run("compute", study, devices, submission, printing)
+    return _run("compute", study, devices, printing)
 
 
-def _run(
-    view: str, given: StudyOptions, devices: DeviceOptions, submission: SubmitOptions, printing: Printing
-) -> int:
+def _run(view: str, given: StudyOptions, devices: DeviceOptions, printing: Printing) -> int:
     from vitcli.experiments import study
     from vitcli.experiments.study_text import as_text
 
-    submission.print_file(given.out, printing)
+    submit.print_file(devices, given.out, printing)
     prepared = study.prepare(view, given.file, given.set_ or ())  # mistakes come before torch is loaded
-    submission.hand_over(given.out, printing)
+    submit.hand_over(devices, given.out, printing)
     launch(devices.num_processes, devices.device)
     from vitcli.experiments.study_runs import work_of
 

@@ -1,49 +1,55 @@
-"""The options of `--submit`, for commands of many runs."""
+"""The end of a command with `--submit`; `vit submit status` and `vit submit cancel`."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vitcli.cli.help import DEVICES
-from vitcli.cli.options import Printing, given_arguments, option
-from vitcli.submission.settings import PRINTED, Place
+from vitcli.cli.help import VitGroup
+from vitcli.cli.options import DeviceOptions, Printing, command, given_arguments
+from vitcli.submission.submission import PRINTED, prepare
+
+app = typer.Typer(
+    cls=VitGroup,
+    help="See and cancel what --submit started.",
+    epilog="Examples:\nvit submit status runs/photos\nvit submit cancel runs/photos",
+    no_args_is_help=True,
+)
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The --out of the command with --submit.")]
 
 
-# fmt: off
-@dataclass(frozen=True)
-class SubmitOptions:
-    """Where a command of many runs is to run instead of here."""
+def print_file(devices: DeviceOptions, out: Path | None, printing: Printing) -> None:
+    """Print the file for a place and end; what the line names is there, so nothing is looked up here."""
+    if devices.submit in PRINTED:
+        hand_over(devices, out, printing)
 
-    submit: Annotated[Place | None, option("--submit", DEVICES,
-        "Run elsewhere: print:sky, print:k8s or print:hf print the file for SkyPilot, Kubernetes or hf jobs "
-        "(default: run here).", "PLACE")] = None
-    submit_workers: Annotated[int | None, option("--submit-workers", DEVICES,
-        "With --submit: how many workers divide the runs among themselves, in one --out (default: 1).",
-        "N", min=1)] = None
-    submit_set: Annotated[list[str] | None, option("--submit-set", DEVICES,
-        "With --submit: what each worker gets, such as image=me/vit:1, volume=shared or gpus_per_node=1 "
-        "(default: as the place has it). Repeatable.", "KEY=VALUE")] = None
-# fmt: on
 
-    def print_file(self, out: Path | None, printing: Printing) -> None:
-        """Print the file for a place and end; what the line names is there, so nothing is looked up here."""
-        if self.submit in PRINTED:
-            self._end(out, printing)
+def hand_over(devices: DeviceOptions, out: Path | None, printing: Printing) -> None:
+    """Submit a command line whose mistakes have been reported, and end; return where it runs here."""
+    given = devices.submit_set or ()
+    if devices.submit is None:
+        if devices.submit_workers or given:
+            raise typer.BadParameter("--submit-workers and --submit-set belong to --submit")
+        return
+    if devices.submit in PRINTED:
+        from vitcli.submission.printed import as_text, submit
+    else:
+        from vitcli.submission.cluster import as_text, submit
+    submission = prepare(devices.submit, devices.submit_workers or 1, given, out, given_arguments)
+    raise typer.Exit(printing.show(submit(submission), as_text))
 
-    def hand_over(self, out: Path | None, printing: Printing) -> None:
-        """Submit the command line, whose mistakes have been reported, and end; go on where it runs here."""
-        if self.submit:
-            self._end(out, printing)
-        for name, value in (("--submit-workers", self.submit_workers), ("--submit-set", self.submit_set)):
-            if value:
-                raise typer.BadParameter("it belongs to --submit", param_hint=name)
 
-    def _end(self, out: Path | None, printing: Printing) -> None:
-        from vitcli.submission import submission
+@command(app, example="vit submit status runs/photos")
+def status(*, folder: Folder, printing: Printing) -> int:
+    """List the workers that were submitted into a folder, with their states and logs."""
+    from vitcli.submission import cluster
 
-        prepared = submission.prepare(
-            self.submit, self.submit_workers or 1, self.submit_set or (), out, given_arguments
-        )
-        raise typer.Exit(printing.show(submission.run(prepared), submission.as_text))
+    return printing.show(cluster.status(folder), cluster.as_text)
+
+
+@command(app, example="vit submit cancel runs/photos")
+def cancel(*, folder: Folder, printing: Printing) -> int:
+    """Cancel the workers of a folder that have not ended; the same command line resumes what they saved."""
+    from vitcli.submission import cluster
+
+    return printing.show(cluster.cancel(folder), cluster.as_text)

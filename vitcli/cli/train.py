@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from vitcli.cli import inputs, options
+from vitcli.cli import inputs, options, submit
 from vitcli.cli.help import ADVANCED, MODEL, RUN, TRAIN, TRAINING
 from vitcli.cli.options import command, launch, option
-from vitcli.cli.submit import SubmitOptions
 from vitcli.distributed import launch as launcher
 from vitcli.errors import VitError
 from vitcli.output import text
@@ -113,7 +112,6 @@ def finetune(
     recipe: options.RecipeOptions,
     training: TrainingOptions,
     devices: options.DeviceOptions,
-    submission: SubmitOptions,
     verbose: options.Verbose = False,
     printing: options.Printing,
 ) -> int:
@@ -125,8 +123,8 @@ def finetune(
     70 more keys: vit recipes show modern/finetune-some; such as --set train.patience=3, model.lora_rank=8 or
     optimizer.weight_decay=0.1.
     """
-    places = (devices, submission, printing, verbose)
-    return _train("finetune", recipe, training, *places, ckpt, keep_head=keep_head, folds=folds)
+    shown = (printing, verbose)
+    return _train("finetune", recipe, training, devices, *shown, ckpt, keep_head=keep_head, folds=folds)
 
 
 @command(
@@ -146,7 +144,6 @@ def pretrain(
     recipe: options.RecipeOptions,
     training: TrainingOptions,
     devices: options.DeviceOptions,
-    submission: SubmitOptions,
     verbose: options.Verbose = False,
     printing: options.Printing,
 ) -> int:
@@ -154,7 +151,7 @@ def pretrain(
 
     The protocol of the paper, sections 3.1 and 4.1. Without options: the demo recipe.
     """
-    return _train("pretrain", recipe, training, devices, submission, printing, verbose)
+    return _train("pretrain", recipe, training, devices, printing, verbose)
 
 
 def _train(
@@ -162,7 +159,6 @@ def _train(
     recipe: options.RecipeOptions,
     training: TrainingOptions,
     devices: options.DeviceOptions,
-    submission: SubmitOptions,
     printing: options.Printing,
     verbose: bool,
     ckpt: str | None = None,
@@ -175,7 +171,7 @@ def _train(
     from vitcli import recipe as recipes
     from vitcli.experiments import vtab
 
-    submission.print_file(training.out, printing)
+    submit.print_file(devices, training.out, printing)
     # Mistakes are reported before torch is loaded.
     overrides = recipe.set_ or ()
     recipe_keys = recipe.shorthands(ckpt, training.precision, keeps_head=keep_head) | training.recipe_keys()
@@ -197,7 +193,7 @@ def _train(
             values = ", ".join(f"{key} {text.value_text(value)}" for key, value in of_run.items())
             resolved = resolved.with_notes(f"note: as in {ckpt}: {values}")
 
-    submission.hand_over(training.out, printing)
+    submit.hand_over(devices, training.out, printing)
     # With --arms-parallel each process has a run of its own, so nothing is launched here.
     launch(None if training.arms_parallel else devices.num_processes, devices.device)
     run_options = devices.run_options(

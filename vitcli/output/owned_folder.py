@@ -19,6 +19,7 @@ from vitcli.io.files import HARD_LINK, delete_lock, irregularity, lock_file, rea
 from vitcli.output import atomic
 
 LOCKS = ".vit*.lock"  # of all commands
+SUBMISSION_FILE, SUBMISSION_FOLDER = "submit.json", "submit"  # of --submit, which comes before its workers
 MAX_DIFFERENCES = 4  # named in an error
 CURES = {HARD_LINK: "copy the folder by cp -r, which makes files of its own"}
 NAMED_WITHIN_S = 2.0  # after the lock was taken, on a machine with other work
@@ -54,7 +55,8 @@ class OwnedFolder:
             VitError: it holds something else; nothing in it was touched.
         """
         names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
-        files = sorted(name for name in names - {self.lock} if not fnmatch(name, LOCKS))
+        beside = {self.lock, SUBMISSION_FILE, SUBMISSION_FOLDER}
+        files = sorted(name for name in names - beside if not fnmatch(name, LOCKS))
         is_marked = self.marker in names and not (self.path / self.marker).is_symlink()
         if files and not is_marked:
             raise VitError(
