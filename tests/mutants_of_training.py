@@ -152,12 +152,12 @@ OF_TRAINING = {
         ),
     },
     (
-        "vitcli/training/many_runs/parallel_runs.py",
+        "vitcli/training/many_runs/workers.py",
         "tests/training/test_sweep.py::test_runs_side_by_side_are_each_on_a_gpu_of_its_own_among_those_that_may_be_used",
     ): {
         "all runs are on the first GPU": (
-            "visible[slot] if slot < len(visible) else str(slot)",
-            "visible[0] if visible else str(slot)",
+            "visible[number] if number < len(visible) else str(number)",
+            "visible[0] if visible else str(number)",
         ),
     },
     (
@@ -319,7 +319,7 @@ OF_TRAINING = {
         ),
     },
     (
-        "vitcli/training/many_runs/parallel_runs.py",
+        "vitcli/training/many_runs/workers.py",
         "tests/training/test_sweep.py::test_runs_side_by_side_share_the_cores_and_have_the_options_of_the_sweep",
     ): {
         "arms of a sweep compile though it is not to": (
@@ -389,12 +389,12 @@ OF_TRAINING = {
         ),
     },
     (
-        "vitcli/training/many_runs/parallel_runs.py",
-        "tests/training/test_sweep.py::test_a_run_that_ended_with_an_error_is_named_with_the_end_of_its_output",
+        "vitcli/training/many_runs/workers.py",
+        "tests/training/test_sweep.py::test_a_worker_that_ended_with_an_error_is_told_of_with_the_end_of_its_output",
     ): {
-        "a run that failed beside others is passed over": (
-            ("    if code == 0:\n        return\n"),
-            ("    if code >= 0:\n        return\n"),
+        "a worker that failed beside others is passed over": (
+            "if process.wait() not in (0, 128 + signal.SIGTERM):",
+            "if process.wait() < 0:",
         ),
     },
     (

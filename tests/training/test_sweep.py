@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 from statistics import mean, stdev
+from types import SimpleNamespace
 
 import pytest
 from matplotlib.figure import Figure
@@ -15,8 +16,7 @@ from tests.figures import drawn_figures, points_of
 from tests.training.test_finetune import SMALL, when_logged
 from vitcli import recipe
 from vitcli.data import loader
-from vitcli.errors import ProcessError
-from vitcli.training.many_runs import parallel_runs
+from vitcli.training.many_runs import workers
 from vitcli.training.setup import RunOptions
 
 RATES = "0.0001,0.05"
@@ -318,28 +318,17 @@ def test_parallel_runs_are_the_same(photos, selected, summary, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_failed_parallel_run_is_reported_with_its_output(photos, tmp_path):
+def test_a_run_that_no_worker_can_make_is_reported_once(photos, tmp_path):
     (tmp_path / "all/runs/seed-1").mkdir(parents=True)
     (tmp_path / "all/.vit.lock").touch()
     (tmp_path / "all/runs/seed-1/mine.txt").write_text("precious")
-    words = (
-        *BASE,
-        "--dataset",
-        photos,
-        "--lr",
-        0.02,
-        "--set",
-        "train.runs=2",
-        "--steps",
-        2,
-        "--batch-size",
-        8,
-    )
-    outcome = vit(*words, "--arms-parallel", "--num-processes", 2, "--out", tmp_path / "all", timeout=300)
+    words = (*BASE, "--dataset", photos, "--lr", 0.02, "--set", "train.runs=2")
+    words += ("--steps", 2, "--batch-size", 8, "--arms-parallel", "--num-processes", 2)
+    outcome = vit(*words, "--out", tmp_path / "all", timeout=300)
 
-    assert outcome.returncode == 7
-    told = json.loads(outcome.stdout)["error"]
-    assert "seed-1 ended with exit code 2" in told["message"] and "mine.txt" in told["where"]
+    assert outcome.returncode == 2 and "mine.txt" in json.loads(outcome.stdout)["error"]["message"]
+    assert (tmp_path / "all/runs/seed-1/mine.txt").read_text() == "precious"
+    assert (tmp_path / "all/runs/seed-0/summary.json").exists()  # which is not trained again
 
 
 @pytest.mark.slow
@@ -363,21 +352,30 @@ def test_an_arm_keeps_no_weights_and_names_the_sweep_that_does(selected, photos)
 
 def test_runs_side_by_side_are_each_on_a_gpu_of_its_own_among_those_that_may_be_used(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7,GPU-8932f937")
-    assert [parallel_runs._device(slot) for slot in range(3)] == ["5", "7", "GPU-8932f937"]
+    assert [workers._device(number) for number in range(3)] == ["5", "7", "GPU-8932f937"]
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert [parallel_runs._device(slot) for slot in range(3)] == ["0", "1", "2"]
+    assert [workers._device(number) for number in range(3)] == ["0", "1", "2"]
 
 
-def test_a_run_that_ended_with_an_error_is_named_with_the_end_of_its_output(tmp_path):
-    (tmp_path / "lr-1.err").write_text("\n".join(["one", "two", "  three", "four"]) + "\n\n")
-    (tmp_path / "lr-2.err").write_text("")
+def test_a_worker_that_ended_with_an_error_is_told_of_with_the_end_of_its_output(tmp_path, monkeypatch):
+    codes = iter([0, 3, -9])
 
-    parallel_runs._check(Path("arms/lr-1"), 0, tmp_path)
-    for name, code, output in (("lr-1", 3, "two | three | four"), ("lr-2", -9, "nothing")):
-        with pytest.raises(ProcessError, match=f"the run {name} ended with exit code {code}") as caught:
-            parallel_runs._check(Path("arms", name), code, tmp_path)
-        assert caught.value.where == f"arms/{name}; its output: {output}"
+    def start(*_, number=None, folder, **__):
+        (folder / "2.err").write_text("\n".join(["one", "two", "  three", "four"]) + "\n\n")
+        (folder / "3.err").write_text("")
+        code = next(codes)
+        return SimpleNamespace(wait=lambda: code, poll=lambda: code, returncode=code)
+
+    told, options = [], SimpleNamespace(arms_parallel=4)
+    monkeypatch.setattr(workers, "_start", lambda *words, **more: start(*words, **more))
+    with workers.beside("finetune", None, options, tmp_path, SimpleNamespace(note=told.append)):
+        pass
+
+    beginning, *failed = told
+    assert beginning == "4 workers, one per device"
+    said = [("3", 3, "two | three | four"), ("4", -9, "nothing")]
+    assert failed == [f"note: worker {number} ended with code {code}: {end}" for number, code, end in said]
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
@@ -386,19 +384,20 @@ def test_runs_side_by_side_share_the_cores_and_have_the_options_of_the_sweep(
     monkeypatch, tmp_path, cores, parallel, threads, has_gpu
 ):
     started = []
-    monkeypatch.setattr(parallel_runs.launch, "cpu_count", lambda: cores)
-    monkeypatch.setattr(parallel_runs.torch.cuda, "is_available", lambda: has_gpu)
-    monkeypatch.setattr(parallel_runs.subprocess, "Popen", lambda words, **how: started.append((words, how)))
+    monkeypatch.setattr(workers.launch, "cpu_count", lambda: cores)
+    monkeypatch.setattr(workers.torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(workers.subprocess, "Popen", lambda words, **how: started.append((words, how)))
     switches = dict(exact=True, shard=False, compile=False, quiet=True, arguments=())
     options = RunOptions(per_device_batch=4, workers=None, arms_parallel=parallel, **switches)
     small = recipe.load("finetune/default", (), {"model.ckpt": "demo", "data.dataset": "demo"})
 
-    parallel_runs._start("finetune", tmp_path / "arms/lr-1", small, options, 0, tmp_path, {**os.environ})
+    workers._start("finetune", small, options, tmp_path / "all", 1, folder=tmp_path)
 
     ((words, how),) = started
     assert how["env"]["OMP_NUM_THREADS"] == threads
-    file = tmp_path / "lr-1.toml"
-    given = ["finetune", "--recipe", file, "--out", tmp_path / "arms/lr-1", "--per-device-batch", 4]
+    file = tmp_path / "1.toml"
+    given = ["finetune", "--recipe", file, "--out", tmp_path / "all", "--quiet", "--arms-parallel"]
+    given += ["--num-processes", parallel, "--per-device-batch", 4]
     asked = ["--workers", threads, "--exact", "--no-compile"]
     assert words[-len(given) - len(asked) :] == [*map(str, given), *asked]
     assert file.read_text() == recipe.to_toml(small) and how["start_new_session"]

@@ -230,6 +230,8 @@ def _num_parallel_runs(devices: options.DeviceOptions) -> int:
     """Return how many runs --arms-parallel starts: one per device, or --num-processes."""
     if devices.shard:
         raise typer.BadParameter("--shard needs all devices for one run: leave one of the two out")
+    if "VIT_WORKER" in os.environ:  # started by another one, which has counted them
+        return devices.num_processes or 1
     if "RANK" in os.environ:
         raise typer.BadParameter("the runs start their own processes: call vit without a launcher")
     import torch

@@ -17,6 +17,7 @@ from typing import Any
 
 from vitcli.errors import MachineError, VitError
 from vitcli.io.files import open_regular, parse_json, read_regular
+from vitcli.output.leases import fence
 from vitcli.output.text import bytes_text, json_of
 
 TEMPORARY = ".tmp-"  # prefix of every file and folder that is not complete yet
@@ -30,7 +31,8 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """Write a file under an unpredictable name beside it, force it to disk, then rename it into place.
 
     Raises:
-        MachineError: the disk is full or the folder is not writable; an earlier file is unchanged.
+        MachineError: the disk is full or the folder is not writable, or this worker holds the cell no longer
+            (`leases`); an earlier file is unchanged.
     """
     temporary = temporary_beside(path)
     try:
@@ -41,6 +43,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
         write(temporary)
         temporary.chmod(mode)  # a writer may put a file there that only its owner can read
         sync(temporary)
+        fence(path)
         os.replace(temporary, path)
         sync(path.parent)
     except OSError as error:

@@ -17,6 +17,7 @@ from typing import BinaryIO
 from vitcli.errors import MachineError, VitError
 from vitcli.io.files import HARD_LINK, delete_lock, irregularity, lock_file, read_regular
 from vitcli.output import atomic
+from vitcli.output.leases import is_leased
 
 LOCKS = ".vit*.lock"  # of all commands
 SUBMISSION_FILE, SUBMISSION_FOLDER = "submit.json", "submit"  # of --submit, which comes before its workers
@@ -65,15 +66,21 @@ class OwnedFolder:
                 fix="choose a new or an empty folder",
             )
 
-    def claim(self, held: ExitStack) -> None:
+    def claim(self, held: ExitStack, *, wait_s: float = 0.0) -> None:
         """Make the folder and lock it until `held` is closed, or the process ends, however it ends.
+
+        A folder below a cell that this process holds needs no lock: that of a worker which has been asleep
+        since it was given up would stay.
 
         Raises:
             MachineError: the folder cannot be written, or another process holds it.
         """
         self.make(held)
         self.refuse_links()
-        held.enter_context(self._locked())
+        if is_leased(self.path):
+            (self.path / self.lock).touch()
+        else:
+            held.enter_context(self._locked(wait_s))
         if self.lock != self.marker:
             held.callback(delete_lock, self.path / self.lock)
 
@@ -111,10 +118,10 @@ class OwnedFolder:
         for name in self.files:
             (self.path / name).unlink(missing_ok=True)
 
-    def _locked(self) -> BinaryIO:
+    def _locked(self, wait_s: float) -> BinaryIO:
         """Return the open, locked lock of the folder, which names its owner."""
         try:
-            lock = lock_file(self.path / self.lock)
+            lock = lock_file(self.path / self.lock, wait_s=wait_s)
         except BlockingIOError:
             raise MachineError(
                 f"another {self.noun} is writing this folder: {_owner_named_in(self.path / self.lock)}",

@@ -6,6 +6,7 @@ metrics.jsonl holds nothing that depends on time: a resumed run writes the same 
 import os
 import platform
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,8 @@ from vitcli import recipe as recipes
 from vitcli.distributed import launch
 from vitcli.errors import DataError, VitError
 from vitcli.output import profile, summaries
-from vitcli.output.atomic import TEMPORARY, read_json, write_json, write_text
+from vitcli.output.atomic import TEMPORARY, read_json, temporary_beside, write_json, write_text
+from vitcli.output.leases import HOME, Cells, Superseded, fence, is_leased
 from vitcli.output.owned_folder import OwnedFolder, refuse_other
 from vitcli.output.redaction import without_secrets
 from vitcli.output.text import json_of
@@ -42,6 +44,7 @@ OUT_OF_FOLD = "out_of_fold.safetensors"  # of a run that is scored on a fold: lo
 CLASSES = "classes.txt"  # a name on each line, in the order of the head's outputs
 AVERAGE = "average.json"  # of an average of runs: of which, by which images, and what was asked for
 LOCK = ".vit.lock"
+JOINED_WITHIN_S = 10.0  # while other workers join
 CHECKPOINTS = "checkpoints"
 # Below the folder of several runs: the trials of a sweep, its runs with several seeds, and folds.
 ARMS, REPEATS, FOLDS = "arms", "runs", "folds"
@@ -53,9 +56,14 @@ FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, TRACKING, "README.
          "reproduce.json", "reproduce-real.json", *profile.FILES)  # fmt: skip
 # Of runs/ only the repetitions: the default folder of all runs has that name, too.
 FOLDERS = (CHECKPOINTS, "figures", ARMS, f"{ARMS}/*", f"{REPEATS}/seed-*", AVERAGED, FOLDS, f"{FOLDS}/*",
-           "tensorboard", "wandb", "mlflow")  # fmt: skip
+           HOME, "tensorboard", "wandb", "mlflow")  # fmt: skip
 LIBRARIES = ("torch", "torchvision", "timm", "accelerate", "datasets", "safetensors", "pillow", "simplejpeg",
              "numpy")  # fmt: skip
+
+
+def _owned(path: Path) -> OwnedFolder:
+    appended = (METRICS, TIMING)
+    return OwnedFolder(path, "run", lock=LOCK, marker=LOCK, files=FILES, folders=FOLDERS, appended=appended)
 
 
 class RunFolder:
@@ -74,10 +82,7 @@ class RunFolder:
         self.path = path
         self.also_log: Callable[[dict[str, Any]], None] = lambda record: None  # of a tracker, if any
         self._held = ExitStack()
-        appended = (METRICS, TIMING)
-        folder = OwnedFolder(
-            path, "run", lock=LOCK, marker=LOCK, files=FILES, folders=FOLDERS, appended=appended
-        )
+        folder = _owned(path)
         folder.refuse_foreign()
         self._owned, self._is_new = folder, overwrite or not (path / LOCK).exists()
         folder.claim(self._held)
@@ -88,6 +93,9 @@ class RunFolder:
                     leftover.unlink()
         if overwrite:
             folder.clear()
+        if is_leased(path):
+            for name in folder.appended:
+                _renew(path / name)
         self._metrics = self._held.enter_context((path / METRICS).open("ab"))
         self._timing = self._held.enter_context((path / TIMING).open("ab"))
 
@@ -101,19 +109,23 @@ class RunFolder:
         try:
             yield
         except BaseException:
-            if self._is_new:
-                self._owned.clear()
-                (self.path / LOCK).unlink(missing_ok=True)
+            with suppress(Superseded):  # another worker's, by now
+                fence(self.path)
+                if self._is_new:
+                    self._owned.clear()
+                    (self.path / LOCK).unlink(missing_ok=True)
             self.close()  # removes the folder, too, if it was made for this run
             raise
 
     def log(self, record: dict[str, Any]) -> None:
         """Append a record to metrics.jsonl; values that depend on time or speed go to `log_timing`."""
+        fence(self.path)
         _append(self._metrics, record)
         self.also_log(record)
 
     def log_timing(self, record: dict[str, Any]) -> None:
         """Append a record to timing.jsonl."""
+        fence(self.path)
         _append(self._timing, record)
 
     def metrics_bytes(self) -> int:
@@ -166,11 +178,44 @@ def open_run(
     return folder
 
 
+def join_runs(path: Path, recipe: Recipe, arguments: Sequence[str], *, overwrite: bool) -> None:
+    """Open the folder of many runs, new or to be resumed, for this worker beside others.
+
+    Its lock is held for that moment alone; the parts of the work are claimed (`leases`).
+
+    Raises:
+        MachineError: it cannot be written, or another command is writing it.
+        VitError: it holds something else, or runs of another recipe; or other workers are busy in a folder
+            that is to be overwritten.
+    """
+    folder, cells = _owned(path), Cells(path)
+    folder.refuse_foreign()
+    with ExitStack() as held:
+        folder.claim(held, wait_s=JOINED_WITHIN_S)
+        if overwrite:
+            if busy := [name for name, cell in cells.states().items() if cell.state == "running"]:
+                raise VitError(
+                    f"another worker is busy with {busy[0]}",
+                    where=f"--out {path}, --overwrite",
+                    fix="leave --overwrite out to share its work, or stop it and wait a minute",
+                )
+            folder.clear()
+        if (path / RECIPE).exists():
+            refuse_other_recipe(path, recipe)
+        write_text(path / RECIPE, recipes.to_toml(recipe))
+        write_json(path / ENVIRONMENT, _origin(recipe, arguments))
+        cells.begin()
+
+
 def write_origin(folder: RunFolder, recipe: Recipe, arguments: Sequence[str]) -> None:
     """Write the recipe and the environment of a run."""
     folder.write_text(RECIPE, recipes.to_toml(recipe))
+    folder.write_json(ENVIRONMENT, _origin(recipe, arguments))
+
+
+def _origin(recipe: Recipe, arguments: Sequence[str]) -> dict[str, Any]:
     paths = {DATASET_PATH: _path_of(recipe.data.dataset), CKPT_PATH: _path_of(recipe.model.ckpt)}
-    folder.write_json(ENVIRONMENT, environment(arguments) | paths)
+    return environment(arguments) | paths
 
 
 def new_folder(command: str, dataset: str, model: str) -> Path:
@@ -260,6 +305,14 @@ def environment(arguments: Sequence[str]) -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version(),
         "git_revision": _git_revision(),
     }
+
+
+def _renew(path: Path) -> None:
+    """Make another file of the same bytes: a worker that was asleep too long has the present one open."""
+    if path.exists():
+        copy = temporary_beside(path)
+        shutil.copyfile(path, copy)
+        os.replace(copy, path)
 
 
 def _append(file, record: dict[str, Any]) -> None:

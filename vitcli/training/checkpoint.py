@@ -26,6 +26,7 @@ from vitcli.distributed import fsdp, peers
 from vitcli.distributed.transfer import Download
 from vitcli.errors import MachineError, NotFiniteError, WeightsError, reason_of
 from vitcli.output.atomic import TEMPORARY, digest_of_file, load_json, room_at, sync
+from vitcli.output.leases import Superseded, fence
 from vitcli.output.run_folder import CHECKPOINTS, checkpoint_folders, step_of_checkpoint
 from vitcli.output.text import bytes_text, first_few
 from vitcli.training.optim import is_fused
@@ -189,12 +190,15 @@ def save(
         )
         write_manifest(temporary)
         saved, retired = folder / _name(step), []
+        fence(saved)
         if saved.exists():
             retired = [saved.rename(_retired(saved))]
         temporary.rename(saved)
         sync(folder)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, Superseded) as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, Superseded):
+            raise
         num_bytes = sum(fsdp.local(value).nbytes for value in flat(checkpoint.tensors).values())
         raise _cannot_write(folder, error, num_bytes) from error
 

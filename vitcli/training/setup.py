@@ -79,7 +79,6 @@ class RunOptions:
         noted: lines that runs of one command print once.
         title: which run of several this is.
         began_at: when the command or this run of it began, by `time.monotonic`.
-        has_siblings: whether other runs of a sweep train at the same time.
         folds: of a run on all images, the models of folds, which score and calibrate it.
     """
 
@@ -101,7 +100,6 @@ class RunOptions:
     title: str | None = None
     noted: set[str] = field(default_factory=set)
     began_at: float = field(default_factory=time.monotonic)
-    has_siblings: bool = False
     folds: FoldModels | None = None
 
 
@@ -274,9 +272,7 @@ def set_up(
     if options.title:
         progress.detail(options.title)
     opening.show(progress, is_first=progress.is_first(OPENING))
-    images = images or ImageCache(
-        recipe.data.cache, processes_here=runtime.processes_here, has_siblings=options.has_siblings
-    )
+    images = images or ImageCache(recipe.data.cache, processes_here=runtime.processes_here)
     shown = tuple(opening.notes)
     job = TrainingJob(
         command, recipe, options, runtime, progress, splits, start, plan, images, contents, shown, methods

@@ -66,19 +66,20 @@ class CrossValidation:
         folded = self._folded  # data that cannot be divided are refused before anything is written
         with self.runs.opened() as path:
             self._note_beginning(folded, path)
-            folds = self._train_folds(folded)
-            frozen = self._frozen_scores()
-            final = self._train_final()
-            summary = summary_of_folds(
-                folds,
-                final,
-                path=path,
-                group_column=self.recipe.data.group_column,
-                num_groups=folded.num_groups,
-                frozen=frozen,
-            )
-            self.runs.write(summary, final)
-        return summary
+            folds, final = self._train_folds(folded), self._train_final()
+
+            def results() -> tuple[dict[str, Any], dict[str, Any]]:
+                summary = summary_of_folds(
+                    folds,
+                    final,
+                    path=path,
+                    group_column=self.recipe.data.group_column,
+                    num_groups=folded.num_groups,
+                    frozen=self._frozen_scores(),
+                )
+                return summary, final
+
+            return self.runs.deliver(results)
 
     @cached_property
     def _folded(self) -> FoldedSplit:

@@ -1,7 +1,7 @@
 """The runs of a command that makes several: each an ordinary resumable run in a folder of its own.
 
-They come in stages, of which each is trained in a row, or its runs side by side, one per device. All runs of
-a command share the processes, the opened data, the decoded images and the network.
+They come in stages, whose runs the workers of the command share (`sequence`). All runs of a worker share the
+processes, the opened data, the decoded images and the network.
 """
 
 import gc
@@ -25,10 +25,11 @@ from vitcli.errors import NotFiniteError
 from vitcli.evaluation.setup import settle_pixels
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, write_json
+from vitcli.output.leases import Cells
 from vitcli.output.run_folder import RunFolder, earlier_summary, refuse_other_recipe
 from vitcli.recipe import Recipe
-from vitcli.training.many_runs import parallel_runs
-from vitcli.training.many_runs.sequence import run_all
+from vitcli.training.many_runs.sequence import RESULTS, Cell, SharedWork
+from vitcli.training.many_runs.workers import beside
 from vitcli.training.results import write_sweep_results
 from vitcli.training.run import run as run_job
 from vitcli.training.setup import InitialModel, MakeModel, RunOptions, progress_of, set_up
@@ -126,7 +127,7 @@ class ManyRuns:
         self.command, self.recipe, self.options = command, recipe, options
         self.shared, self._counts, self._make_run = shared, counts, make_run
         self.path: Path | None = None
-        self._folder: RunFolder | None = None  # open on the first process only
+        self._metrics: list[Mapping[str, Any]] = []
 
     def settled(self, changes: Mapping[str, Any], *, has_choices: bool = False) -> Recipe:
         """Return the recipe of one run; its checkpoint, if there are several, decides about its pixels.
@@ -153,39 +154,28 @@ class ManyRuns:
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
-        """Lock the folder while the runs are made; write what is known before the first."""
-        self.path = self.shared.runtime.on_main(self._open_folder)
-        try:
+        """Open the folder beside other workers, some of which may be started here."""
+        self.path = self.shared.runtime.on_main(self._join)
+        with beside(self.command, self.recipe, self.options, self.path, self.shared.progress):
             yield self.path
-        finally:
-            if self._folder:
-                self._folder.close()
 
-    def _open_folder(self) -> Path:
-        """Open it; its metrics have a line per run, written anew each time."""
+    def _join(self) -> Path:
         recipe, options = self.recipe, self.options
         name = recipe.model.name or Path(str(recipe.model.ckpt)).name
         path = options.out or run_folder.new_folder(self.command, str(recipe.data.dataset), name)
-        self._folder = run_folder.open_run(path, recipe, options.arguments, overwrite=options.overwrite)
+        run_folder.join_runs(path, recipe, options.arguments, overwrite=options.overwrite)
         return path
 
     def train(self, stage: Stage) -> list[dict[str, Any]]:
-        """Make the runs of a stage that are not finished yet; return the summaries of all in order."""
+        """Make the runs of a stage that no worker has finished; return the summaries of all in order."""
         jobs, on_main = stage.jobs, self.shared.runtime.on_main
         look_up = _finished_trial if stage.is_trial else earlier_summary
-        unfinished = [job for job in jobs if not look_up(*job)]
-        if self.options.arms_parallel > 1 and len(unfinished) > 1:
-            self.shared.progress.note(f"{len(unfinished)} runs, {self.options.arms_parallel} at a time")
-            diverged = parallel_runs.run_parallel(
-                self.command, unfinished, self.options, starts=self.shared.data.starts, folder=self.path
-            )
-            for path in diverged if stage.is_trial else ():
-                _mark_diverged(path)
 
         def train(number: int) -> dict[str, Any]:
             path, recipe = jobs[number]
             title, began_at = stage.title(number), time.monotonic()
-            options = replace(self.options, out=path, overwrite=False, title=title, began_at=began_at)
+            alone = replace(self.options, out=path, overwrite=False, arms_parallel=0)
+            options = replace(alone, title=title, began_at=began_at)
             try:
                 return self._make_run(recipe, options)
             except NotFiniteError as error:
@@ -199,20 +189,47 @@ class ManyRuns:
                 on_main(partial(_drop_weights, jobs[number][0]))
             stage.on_done(number, summary)
 
-        def finished(number: int) -> dict[str, Any] | None:
-            return on_main(partial(look_up, *jobs[number]))
-
-        return run_all(range(len(jobs)), train, self.path, finished=finished, on_done=on_done)
+        cells = [
+            Cell(str(job[0].relative_to(self.path)), job[0], partial(train, number), partial(look_up, *job))
+            for number, job in enumerate(jobs)
+        ]
+        return self._share(cells, on_done)
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Add a line to metrics.jsonl."""
-        if self._folder:
-            self._folder.log(record)
+        """Add a line to metrics.jsonl, which is written with the results."""
+        self._metrics.append(record)
 
-    def write(self, summary: dict[str, Any], delivered: dict[str, Any]) -> None:
-        """Write the summary of all runs, and the files of the one that is delivered, by its summary."""
-        if self._folder:
-            write_sweep_results(self._folder, recipes.to_toml(self.recipe), summary, delivered)
+    def deliver(self, results: Callable[[], tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+        """Write the folder's own results, unless another worker does; return the summary of all runs.
+
+        Args:
+            results: returns that summary, and the summary of the run to deliver.
+        """
+
+        def write() -> dict[str, Any]:
+            summary, delivered = results()
+            self.shared.runtime.on_main(lambda: self._write(summary, delivered))
+            return summary
+
+        finished = partial(earlier_summary, self.path, self.recipe)
+        (summary,) = self._share([Cell(RESULTS, self.path, write, finished)])
+        self.shared.runtime.on_main(Cells(self.path).end)
+        return summary
+
+    def _share(
+        self, cells: Sequence[Cell], on_done: Callable[[int, Any], None] = lambda number, result: None
+    ) -> list[dict[str, Any]]:
+        return SharedWork(cells, self.path, self.shared.runtime, self.shared.progress, on_done).run()
+
+    def _write(self, summary: dict[str, Any], delivered: dict[str, Any]) -> None:
+        folder = RunFolder(self.path)
+        try:
+            folder.rewind_metrics(0)
+            for record in self._metrics:
+                folder.log(record)
+            write_sweep_results(folder, recipes.to_toml(self.recipe), summary, delivered)
+        finally:
+            folder.close()
 
 
 def _finished_trial(path: Path, recipe: Recipe) -> dict[str, Any] | None:

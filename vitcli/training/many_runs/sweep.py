@@ -5,9 +5,7 @@ again on the whole training set, once per seed, and scored on the test split. Al
 OUT/runs, are ordinary resumable runs, so an interrupted sweep resumes where it was.
 """
 
-import os
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from vitcli.output.progress import Progress
 from vitcli.output.run_folder import ARMS, AVERAGED, REPEATS, earlier_summary
 from vitcli.output.text import count_of, first_few
 from vitcli.recipe import Recipe, auto
-from vitcli.training.many_runs import parallel_runs, sweep_results
+from vitcli.training.many_runs import sweep_results
 from vitcli.training.many_runs.average import average_of_sweep
 from vitcli.training.many_runs.average_inputs import refuse_multilabel, refuse_to_average
 from vitcli.training.many_runs.runs import ManyRuns, SharedParts, Stage
@@ -41,7 +39,7 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
     Args:
         make_model: builds the network for the recipe of one run and its training split.
     """
-    data = RunData(parallel_runs.starts_of_sweep() or starts_of(recipe), quiet=options.quiet)
+    data = RunData(starts_of(recipe), quiet=options.quiet)
     plan_only = options.dry_run and not options.measure
     recipe = settle_size(recipe, data, plan_only=plan_only)
     recipe = settle_pixels(recipe, command, quiet=options.quiet)
@@ -68,7 +66,6 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
     if recipe.train.average_runs != "none":
         refuse_to_average(command, recipe, options)
     if not is_sweep:
-        options = replace(options, has_siblings=parallel_runs.STARTS in os.environ)
         return run_job(set_up(command, recipe, options, make_model, data=data))
     with shared_process_group():
         num_runs = len(recipes.trials(recipe)) * bool(recipe.choices) + recipe.train.runs
@@ -139,16 +136,20 @@ class Sweep:
 
             # Train on the whole training set, once per seed.
             finals = self._train_finals(chosen)
-            average = None
-            if self._is_averaged:
-                out, paths = path / AVERAGED, [Path(final["run_dir"]) for final in finals]
-                method = self.recipe.train.average_runs
-                average = average_of_sweep(paths, method, out, self.options, self.shared)
-            summary = sweep_results.summary_of_all(trials, chosen, finals, path=path, average=average)
-            self.runs.write(summary, average or finals[0])
+
+            def results() -> tuple[dict[str, Any], dict[str, Any]]:
+                average = None
+                if self._is_averaged:
+                    out, paths = path / AVERAGED, [Path(final["run_dir"]) for final in finals]
+                    method = self.recipe.train.average_runs
+                    average = average_of_sweep(paths, method, out, self.options, self.shared)
+                summary = sweep_results.summary_of_all(trials, chosen, finals, path=path, average=average)
+                return summary, average or finals[0]
+
+            summary = self.runs.deliver(results)
             num_added = self.shared.images.num_added()
             self.shared.progress.detail(f"{num_added} images were decoded once for all runs")
-        return summary
+            return summary
 
     def _note_beginning(self, path: Path) -> None:
         values = first_few([sweep_results.values_text(choice) for choice in self.choices])
