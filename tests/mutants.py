@@ -43,8 +43,8 @@ OF_RUNS = {
             "os.replace(temporary, path)\n",
         ),
         "a file is renamed before it is on disk": (
-            "        sync(temporary)\n        os.replace(temporary, path)\n",
-            "        os.replace(temporary, path)\n        sync(path)\n",
+            "        sync(temporary)\n        fence(path)\n        os.replace(temporary, path)\n",
+            "        fence(path)\n        os.replace(temporary, path)\n        sync(path)\n",
         ),
         "a failed write leaves its file": (
             "            temporary.unlink(missing_ok=True)",
@@ -84,8 +84,8 @@ OF_RUNS = {
         "a file that does not belong is accepted": ("    if unlisted:", "    if False:"),
         "a checkpoint of another name is accepted": ("if checkpoint_name != folder.name:", "if False:"),
         "a failed save leaves its files": (
-            "        shutil.rmtree(temporary, ignore_errors=True)\n        num_bytes",
-            "        num_bytes",
+            "        shutil.rmtree(temporary, ignore_errors=True)\n        if isinstance",
+            "        if isinstance",
         ),
         "what cannot be deleted is not named": (
             "return left + [old for old in retired if old.exists()]",
@@ -361,6 +361,34 @@ OF_RUNS = {
         "a link is the mark of a run": (" and not (self.path / self.marker).is_symlink()", ""),
         "a folder of other files is taken": ("        if files and not is_marked:", "        if False:"),
         "an owner that has died is named": ("if owner and is_alive(owner) is not False:", "if owner:"),
+    },
+    ("vitcli/output/leases.py", "tests/output/test_leases.py"): {
+        "a late worker writes into the cell of another": (
+            "clock() - self._beat_at > self.seconds / 2",
+            "clock() - self._beat_at > self.seconds * 2",
+        ),
+        "a worker that beats slowly loses its cell": (
+            "return clock() - self._seen[name][1] >= self.seconds",
+            "return clock() - self._seen[name][1] >= 0",
+        ),
+        "claims of a cell are counted anew": (
+            "self._take(name, number + 1, folders[name])",
+            "self._take(name, 1, folders[name])",
+        ),
+        "a worker whose successor is there goes on": (
+            "self._is_lost |= self.rival.exists()",
+            "pass",
+        ),
+    },
+    ("vitcli/training/many_runs/sequence.py", "tests/training/many_runs/test_sequence.py"): {
+        "what another worker has just finished is trained again": (
+            "result = self.runtime.on_main(cell.finished) or cell.train()",
+            "result = cell.train()",
+        ),
+        "results are told in the order of their ends": (
+            "while self._num_told in self.results:",
+            "for self._num_told in results:",
+        ),
     },
     ("vitcli/io/files.py", "tests/output/test_run_folder.py"): {
         "two writers in one folder": ("lock_descriptor(file.fileno(), blocking=False)", "True"),

@@ -80,7 +80,9 @@ class Bench:
         recipe = recipes.load(str(run_dir / "recipe.toml"))
         accuracy = math.log(recipe.data.num_examples) / 10 + recipe.train.seed / 100
         out.mkdir()
-        (out / "summary.json").write_text(json.dumps({"shots": {"5": {"mean": accuracy}}}))
+        (out / "summary.json").write_text(
+            json.dumps({"shots": {shots: {"mean": accuracy} for shots in "15"}})
+        )
         return accuracy
 
     @property

@@ -16,7 +16,7 @@ import pytest
 from vitcli.errors import MachineError, Stopped, VitError
 from vitcli.output import leases
 from vitcli.output.atomic import write_text
-from vitcli.output.leases import BEAT, DONE, Cells, Lease, Superseded, fence
+from vitcli.output.leases import BEAT, DONE, RUNNING, Cells, Lease, Superseded, fence
 from vitcli.output.owned_folder import OwnedFolder
 
 
@@ -67,7 +67,7 @@ def test_what_has_ended_undone_is_claimed_again_at_once(cells, error, state, nex
     assert states(cells) == {"a": state} and cells.done(["a", "b"]) == ["a"] * (state == "done")
     again = claim(Cells(cells.folder), "a")
     assert (again and again.claim.name) == next_one
-    assert sorted(os.listdir(cells.home)) == [next_one or "a.1"]
+    assert sorted(os.listdir(cells.home)) == ([next_one] if next_one else ["a.1", "a.1.done"])
 
 
 def test_a_done_cell_whose_result_has_gone_can_be_opened_again(cells):
@@ -175,7 +175,7 @@ def test_a_claim_among_ten_thousand_reads_no_other_one(cells, monkeypatch):
     for number in range(10_000):
         (cells.home / f"cell-{number}.1").mkdir()
     names = [f"cell-{number}" for number in range(10_001)]
-    monkeypatch.setattr(Cells, "_is_left", lambda *_: pytest.fail("a claimed cell is read"))
+    monkeypatch.setattr(Cells, "_is_silent", lambda *_: pytest.fail("a claimed cell is read"))
 
     assert claim(cells, *names).name == "cell-10000"
 
@@ -216,17 +216,17 @@ class World:
 
     def __init__(self, lags: list[float]):
         self.claims: dict[tuple[str, int], Worker] = {}
-        self.done: set[tuple[str, int]] = set()
         self.newest: dict[str, int] = {}
         self.views = [{} for _ in lags]
         self.lags, self.seen, self.events, self.now = lags, [0] * len(lags), [], 0.0
 
-    def view(self, number: int) -> dict[str, int]:
+    def view(self, number: int) -> dict[str, tuple[int, str]]:
         while self.seen[number] < len(self.events):
             at, name, claim = self.events[self.seen[number]]
             if at + self.lags[number] > self.now:
                 break
-            self.views[number][name] = claim
+            if claim[0] > self.views[number].get(name, (0, ""))[0] or claim[1] == DONE:
+                self.views[number][name] = claim
             self.seen[number] += 1
         return self.views[number]
 
@@ -237,9 +237,6 @@ class FakePath:
 
     def __truediv__(self, leaf: str) -> "FakePath":
         return FakePath(self.world, self.key, leaf)
-
-    def exists(self) -> bool:
-        return self.leaf == DONE and self.key in self.world.done
 
     def read_bytes(self) -> bytes:
         if self.key not in self.world.claims or self.world.newest[self.key[0]] != self.key[1]:
@@ -254,7 +251,7 @@ class FakeCells(Cells):
     def __init__(self, worker: "Worker"):
         self.worker, self.seconds, self._seen = worker, 60.0, {}
 
-    def _claims(self) -> dict[str, int]:
+    def _claims(self) -> dict[str, tuple[int, str]]:
         return self.worker.world.view(self.worker.machine)
 
     def _path(self, name: str, number: int) -> FakePath:
@@ -266,7 +263,7 @@ class FakeCells(Cells):
             return None
         world.newest[name] = number
         world.claims[name, number] = self.worker
-        world.events.append((world.now, name, number))
+        world.events.append((world.now, name, (number, RUNNING)))
         return Lease(name, Path(f"{name}.{number}"), Path("rival"), "/", self.seconds, world.now)
 
 
@@ -292,7 +289,8 @@ class Worker:
         try:
             self.lease.check()
             published[self.lease.name] += 1
-            self.world.done.add((self.lease.name, self.world.newest[self.lease.name]))
+            claim = (self.world.newest[self.lease.name], DONE)
+            self.world.events.append((self.world.now, self.lease.name, claim))
         except Superseded:
             pass
         self.lease = None

@@ -219,6 +219,7 @@ def _train(
             lambda task_recipe, out: train(task_recipe, replace(run_options, out=out)),
             out=run_options.out,
             dry_run=run_options.dry_run,
+            quiet=run_options.quiet,
         )
         return printing.show(result, vtab.render)
     from vitcli.training.text import as_text

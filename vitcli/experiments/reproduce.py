@@ -9,7 +9,6 @@ merged with it for this reason.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -21,9 +20,10 @@ from vitcli.errors import VitError, nearest
 from vitcli.experiments import vtab
 from vitcli.experiments.reproduce_rows import PaperRow, PaperTables, judge, rows_of
 from vitcli.output.atomic import write_json
+from vitcli.output.leases import Cells
 from vitcli.output.owned_folder import OwnedFolder
 from vitcli.output.progress import Progress
-from vitcli.output.run_folder import slug
+from vitcli.output.run_folder import finished_summary, slug
 from vitcli.output.text import count_of
 from vitcli.recipe import Recipe, trials
 from vitcli.recipe import load as load_recipe
@@ -122,12 +122,13 @@ def reproduce(
     options = replace(options, out=folder)
     Progress(quiet=options.quiet, is_main=launch.global_rank() == 0).note(_introduction(row, recipes))
 
-    # The folder is this command's alone until the comparison is written.
+    # The folder is that of this command's workers until the comparison is written.
     from vitcli.distributed import runtime  # loads torch
 
     owned = OwnedFolder(folder, "reproduction", lock=LOCK, files=(RESULT, REAL_RESULT))
-    with runtime.shared_process_group(), ExitStack() as held:
-        runtime.start("auto").on_main(lambda: owned.claim(held))
+
+    with runtime.shared_process_group():
+        runtime.start("auto").on_main(owned.join)
 
         # Evaluate the weights alone, fine-tune 19 tasks, or fine-tune one data set.
         if row.protocol == "evaluate":
@@ -141,6 +142,7 @@ def reproduce(
         result = _compared(row, runs, folder)
         if launch.global_rank() == 0:
             write_json(folder / (REAL_RESULT if row.labels == "real" else RESULT), result)
+            Cells(folder).end()
     return result
 
 
@@ -196,13 +198,13 @@ def _vtab(
     row: PaperRow, recipes: Mapping[str, Recipe], options: "RunOptions", finetune: Finetune
 ) -> dict[str, Any]:
     """Fine-tune the 19 tasks; run r of the score is the plain mean of run r of all tasks (paper, Table 9)."""
-    summaries: dict[str, dict[str, Any]] = {}
+    tasks = vtab.tasks_of(row.dataset)
 
     def one_task(recipe: Recipe, out: Path) -> dict[str, Any]:
-        summaries[out.name] = finetune(recipe, replace(options, out=out))
-        return summaries[out.name]
+        return finetune(recipe, replace(options, out=out))
 
-    vtab.finetune_tasks(vtab.tasks_of(row.dataset), recipes, one_task, out=options.out, dry_run=False)
+    vtab.finetune_tasks(tasks, recipes, one_task, out=options.out, dry_run=False, quiet=options.quiet)
+    summaries = {task: finished_summary(options.out / task) for task in tasks}  # whoever has trained it
     by_run = zip(*(summary["runs"] for summary in summaries.values()), strict=True)
     return {
         "runs": [{"seed": run[0]["seed"], "top1": fmean(task["top1"] for task in run)} for run in by_run],

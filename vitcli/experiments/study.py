@@ -6,8 +6,8 @@ is not merged with it for this reason. Training and scoring a run are passed in 
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from vitcli.experiments import study_folder, study_grid, study_schema
 from vitcli.experiments.study_grid import StudyRun
 from vitcli.experiments.study_schema import Score, Study, folder_name
 from vitcli.output.atomic import read_json
+from vitcli.output.leases import Cells
 from vitcli.output.progress import Progress
 from vitcli.recipe import Draft, Recipe, find_for_dataset, merge
 from vitcli.recipe.sweep import check_with_choices
 from vitcli.recipe.validation import Problem, report
-from vitcli.training.many_runs.sequence import run_all
+from vitcli.training.many_runs.sequence import RunCell, SharedWork
 
 WRITE_EVERY_S = 60.0  # between updates of tables and figures while runs are in progress
 
@@ -111,48 +112,60 @@ def run(
 
     # The default folder has no time in its name, so that the same command resumes.
     folder, score = out or Path("runs", f"study-{folder_name(prepared.name)}"), prepared.study.score
-    with shared_process_group(), ExitStack() as held:
+    with shared_process_group():
         runtime = start_runtime("auto")
         progress = Progress(quiet=quiet, is_main=runtime.is_main)
         prepared = replace(prepared, recipes=[actions.settle(recipe) for recipe in prepared.recipes])
-        runtime.on_main(lambda: study_folder.claim(held, folder, prepared.study, overwrite=overwrite))
+        runtime.on_main(lambda: study_folder.check(folder, prepared.study, overwrite=overwrite))
 
         # Finished runs stay as they are, and a study that is complete needs no data.
-        scores = runtime.on_main(lambda: _scores(folder, prepared))
-        missing = [number for number, cell in enumerate(prepared.cells) if not scores[cell.name]]
+        of_earlier = {} if overwrite else runtime.on_main(lambda: _scores(folder, prepared))
+        missing = [number for number, cell in enumerate(prepared.cells) if not of_earlier.get(cell.name)]
         if missing:
             actions.check()
-        plans = runtime.on_main(lambda: read_json(folder / study_folder.PLAN)) or _plans(prepared, actions)
-        runtime.on_main(lambda: study_folder.begin(folder, prepared.study, plans))
+        earlier = runtime.on_main(lambda: None if overwrite else read_json(folder / study_folder.PLAN))
+        plans = earlier or _plans(prepared, actions)
+        runtime.on_main(lambda: study_folder.join(folder, prepared.study, plans, overwrite=overwrite))
         written_at = time.monotonic()
 
         # Each of the other runs is trained and scored; tables and figures are updated now and then.
         def train(number: int) -> dict[str, float | None]:
             cell, recipe = prepared.cells[number], prepared.recipes[number]
-            progress.note(f"run {number + 1} of {len(scores)}: {cell.name}")
+            progress.note(f"run {number + 1} of {len(prepared.cells)}: {cell.name}")
             run_dir = _run_dir(folder, cell)
             actions.train(recipe, run_dir)
             datasets = [recipe.data.dataset] if score.by == "eval" else score.dataset
             places = {name: study_folder.score_folder(run_dir, score, name) for name in datasets}
             return {name: actions.score(run_dir, name, place) for name, place in places.items()}
 
-        def on_done(number: int, run_scores: dict[str, float | None]) -> None:
+        write_results = partial(_write_results, prepared, plans, folder)
+
+        def on_done(index: int, run_scores: dict[str, float | None]) -> None:
             nonlocal written_at
-            name = prepared.cells[number].name
-            scores[name] = run_scores
-            if not runtime.is_main:
-                return
+            name = prepared.cells[missing[index]].name
             progress.note(f"{name}: " + ", ".join(f"{s:.2%} on {data}" for data, s in run_scores.items()))
             if time.monotonic() - written_at > WRITE_EVERY_S:
-                study_folder.write_results(folder, _result(prepared, plans, scores, folder))
+                runtime.on_main(write_results)
                 written_at = time.monotonic()
 
+        cells = []
+        for number in missing:
+            cell, recipe = prepared.cells[number], prepared.recipes[number]
+            finished = partial(study_folder.scores_of, _run_dir(folder, cell), recipe, score)
+            cells.append(RunCell(cell.name, _run_dir(folder, cell), partial(train, number), finished))
         try:
-            run_all(missing, train, folder, on_done=on_done)
+            SharedWork(cells, folder, runtime, progress, on_done).run()
+            runtime.on_main(Cells(folder).end)
         finally:
-            result = _result(prepared, plans, scores, folder) if runtime.is_main else {}
-            if result.get("num_finished"):
-                study_folder.write_results(folder, result)
+            result = write_results() if runtime.is_main else {}
+    return result
+
+
+def _write_results(prepared: Prepared, plans: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Write what all workers have finished by now; return the object of --json."""
+    result = _result(prepared, plans, _scores(folder, prepared), folder)
+    if result["num_finished"]:
+        study_folder.write_results(folder, result)
     return result
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from vitcli.experiments import study_schema, study_text
 from vitcli.experiments.study_schema import Score, Study, folder_name
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, write_json, write_text
+from vitcli.output.leases import HOME
 from vitcli.output.owned_folder import OwnedFolder, refuse_other
 from vitcli.output.run_folder import refuse_other_recipe
 from vitcli.recipe import Recipe
@@ -21,33 +21,38 @@ FILES = (PLAN, run_folder.SUMMARY, "table.md", "table.csv", STUDY)
 
 def owned(folder: Path) -> OwnedFolder:
     """Return the folder of a study, with the names of everything that `vit study` writes."""
-    folders = (CELLS, FIGURES)
+    folders = (CELLS, FIGURES, HOME)
     return OwnedFolder(folder, "study", lock=".vit-study.lock", files=FILES, folders=folders, marker=STUDY)
 
 
-def claim(held: ExitStack, folder: Path, study: Study, *, overwrite: bool) -> None:
-    """Lock the folder until `held` is closed, and with `overwrite` delete an earlier study in it.
-
-    Raises:
-        MachineError: the folder cannot be written, or another process holds it.
-        VitError: it holds something else or, without `overwrite`, another study.
-    """
-    study_folder, path = owned(folder), folder / STUDY
+def check(folder: Path, study: Study, *, overwrite: bool) -> None:
+    """Refuse a folder that holds something else or, without `overwrite`, another study; touch nothing."""
+    path = folder / STUDY
     if not path.exists():
         run_folder.refuse_run(folder, "study")
-    study_folder.refuse_foreign()
-    study_folder.claim(held)
-    if overwrite:
-        study_folder.clear()
-    elif path.exists():
+    owned(folder).refuse_foreign()
+    if path.exists() and not overwrite:
         earlier, _ = study_schema.load(str(path))
         refuse_other(folder, "another study", recipes.differences(earlier, study))
 
 
-def begin(folder: Path, study: Study, plans: Mapping[str, Any]) -> None:
-    """Write the study and the plans of its runs, before the first run."""
-    write_text(folder / STUDY, recipes.to_toml(study))
-    write_json(folder / PLAN, plans)
+def join(folder: Path, study: Study, plans: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Open the folder for one of several workers: write the study and the plans of its runs.
+
+    Args:
+        overwrite: delete an earlier study in it.
+
+    Raises:
+        MachineError: the folder cannot be written, or another command holds it.
+        VitError: as `check`; or it is to be overwritten, and another worker is busy in it.
+    """
+
+    def begin() -> None:
+        check(folder, study, overwrite=overwrite)
+        write_text(folder / STUDY, recipes.to_toml(study))
+        write_json(folder / PLAN, plans)
+
+    owned(folder).join(begin, overwrite=overwrite)
 
 
 def scores_of(run_dir: Path, recipe: Recipe, score: Score) -> dict[str, float] | None:

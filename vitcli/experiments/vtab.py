@@ -1,11 +1,11 @@
-"""`--dataset vtab`: the 19 tasks of VTAB-1k, or some of them, one after the other (paper, 4.1 and B.1.1).
+"""`--dataset vtab`: the 19 tasks of VTAB-1k, or some of them (paper, 4.1 and B.1.1).
 
 Every task is an ordinary resumable run in its own folder below --out; the score is the mean over tasks. Loads
 neither torch nor datasets, which commands load after they know which tasks are named.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,15 +13,17 @@ from typing import Any
 from vitcli import recipe
 from vitcli.data.aliases import local_copy
 from vitcli.data.vtab import GROUPS, NUM_TASKS, VTAB
-from vitcli.distributed import launch
 from vitcli.errors import DataError, VitError, WeightsError, nearest
 from vitcli.output import run_folder, text
 from vitcli.output.atomic import write_json
 from vitcli.output.document import simple_table
+from vitcli.output.leases import Cells
 from vitcli.output.owned_folder import OwnedFolder
+from vitcli.output.progress import Progress
+from vitcli.output.run_folder import earlier_summary
 from vitcli.output.summaries import VtabSummary, VtabTask
 from vitcli.recipe import Recipe
-from vitcli.training.many_runs.sequence import run_all
+from vitcli.training.many_runs.sequence import RunCell, SharedWork, run_all
 
 MOST_NAMED = 4
 
@@ -66,8 +68,9 @@ def finetune_tasks(
     *,
     out: Path | None,
     dry_run: bool,
+    quiet: bool = False,
 ) -> dict[str, Any]:
-    """Fine-tune the tasks one after the other, resuming where an earlier call was interrupted.
+    """Fine-tune the tasks that no other worker of the command does, resuming where it was interrupted.
 
     Args:
         groups: the group of each task, in order.
@@ -92,25 +95,33 @@ def finetune_tasks(
 
     # Missing data is reported before the first task.
     _check_data([task for task in groups if not run_folder.finished_summary(folder / task)], recipes)
-    everything = tasks_of(VTAB)
     owned = OwnedFolder(folder, "VTAB run", lock=f".vit-{VTAB}.lock", files=(run_folder.SUMMARY,))
 
-    # The tasks run in one process group; finished ones of an earlier call count in the summary.
+    # The tasks of a worker run in one process group.
     from vitcli.distributed import runtime  # loads torch
 
-    with runtime.shared_process_group(), ExitStack() as held:
-        runtime.start("auto").on_main(lambda: owned.claim(held))
-        earlier = {task: run_folder.finished_summary(folder / task) for task in everything}
-        summaries = {task: summary for task, summary in earlier.items() if summary}
-        # Tasks that are not in the list but finished in the folder stay in its summary.
-        known = {task: group for task, group in everything.items() if task in groups or task in summaries}
+    with runtime.shared_process_group():
+        worker = runtime.start("auto")
 
-        def write_summary(task: str, summary: dict[str, Any]) -> None:
-            summaries[task] = summary
-            if launch.global_rank() == 0:
-                write_json(folder / run_folder.SUMMARY, _result("finetune", known, summaries, folder))
+        def write_summary(*_: Any) -> None:
+            worker.on_main(lambda: write_json(folder / run_folder.SUMMARY, _so_far(groups, folder)))
 
-        run_all(groups, run, folder, on_done=write_summary)
+        worker.on_main(owned.join)
+        cells = []
+        for task in groups:
+            finished = partial(earlier_summary, folder / task, recipes[task])
+            cells.append(RunCell(task, folder / task, partial(run, task), finished))
+        SharedWork(cells, folder, worker, Progress(quiet=quiet), write_summary).run()
+        worker.on_main(Cells(folder).end)
+        return worker.on_main(partial(_so_far, groups, folder))
+
+
+def _so_far(groups: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """Return the object of --json from what all workers have finished, tasks that are not listed included."""
+    everything = tasks_of(VTAB)
+    found = {task: run_folder.finished_summary(folder / task) for task in everything}
+    summaries = {task: summary for task, summary in found.items() if summary}
+    known = {task: group for task, group in everything.items() if task in groups or task in summaries}
     return _result("finetune", known, summaries, folder)
 
 

@@ -4,7 +4,8 @@ A worker is a process that runs the command; a part of the work is called a cell
 in OUT/.vit-cells, where G counts the claims of the cell. It comes into being whole, by a rename that fails
 where it exists. Its holder counts up a number in it, several times a lease; a worker that has seen the same
 number for a whole lease claims CELL.(G + 1). A holder that has not written its number for half a lease writes
-nothing more, so that one that was asleep for long and wakes up changes nothing.
+nothing more, so that one that was asleep for long and wakes up changes nothing. How a claim has ended is the
+end of a name beside it: CELL.G.done.
 
 No clocks are compared: each worker measures with its own. Of the file system this needs that a rename onto a
 folder that is not empty fails, and that a file which was closed is seen whole by whoever opens it then, as
@@ -35,7 +36,7 @@ HOME = ".vit-cells"
 LEASE_S, BEATS = 60.0, 6  # a lease, and how often in it its holder shows that it is there
 VARIABLE = "VIT_LEASE_S"
 BEAT, OWNER = "beat", "owner.json"
-DONE, STOPPED, FAILED = "done", "stopped", "failed"  # how a claim has ended: the new name of its beat
+RUNNING, DONE, STOPPED, FAILED = "running", "done", "stopped", "failed"
 
 _held: list["Lease"] = []  # by this process
 
@@ -121,8 +122,8 @@ class Lease:
         _held.remove(self)
         self._is_over.set()
         end = DONE if kind is None else STOPPED if issubclass(kind, Stopped | KeyboardInterrupt) else FAILED
-        with suppress(OSError):  # it has gone, or the folder has
-            os.rename(self.claim / BEAT, self.claim / end)
+        with suppress(OSError):  # the folder has gone, or its disk is full: found out after a lease
+            _ended(self.claim, end).touch()
 
     def _keep(self) -> None:
         """Beat until the cell is over or lost; what cannot be written now may be at the next beat."""
@@ -175,46 +176,47 @@ class Cells:
             covers: folder of each.
         """
         claims, folders = self._claims(), dict(zip(names, covers, strict=True))
-        free = [name for name in names if name not in claims]
+        free = [name for name in names if claims.get(name, (0, STOPPED))[1] in (STOPPED, FAILED)]
         while free:
             name = free.pop(0)
-            if lease := self._take(name, 1, folders[name]):
+            if lease := self._take(name, claims.get(name, (0, ""))[0] + 1, folders[name]):
                 return lease
             random.shuffle(free)  # of workers that begin at once, each looks elsewhere then
         for name in (name for name in names if name in claims):
-            number = claims[name]
-            if self._is_left(name, number) and (lease := self._take(name, number + 1, folders[name])):
+            number, state = claims[name]
+            is_left = state == RUNNING and self._is_silent(name, number)
+            if is_left and (lease := self._take(name, number + 1, folders[name])):
                 return lease
         return None
 
     def done(self, names: Sequence[str]) -> list[str]:
         """Return the cells that a worker has done."""
         claims = self._claims()
-        return [n for n in names if n in claims and (self._path(n, claims[n]) / DONE).exists()]
+        return [name for name in names if claims.get(name, (0, RUNNING))[1] == DONE]
 
     def reopen(self, name: str) -> None:
         """Let a cell that was done, and whose result has been deleted since, be claimed again."""
         with suppress(OSError):
-            path = self._path(name, self._claims()[name])
-            os.rename(path / DONE, path / STOPPED)
+            path = self._path(name, self._claims()[name][0])
+            os.rename(_ended(path, DONE), _ended(path, STOPPED))
 
     def states(self) -> dict[str, CellState]:
         """Return what is known of each cell that was ever claimed."""
-        found = {}
-        for name, number in self._claims().items():
-            path = self._path(name, number)
-            state = next((end for end in (DONE, STOPPED, FAILED) if (path / end).exists()), "running")
-            found[name] = CellState(state, _read_owner(path))
-        return found
+        claims = self._claims().items()
+        return {name: CellState(state, _read_owner(self._path(name, n))) for name, (n, state) in claims}
 
-    def _claims(self) -> dict[str, int]:
-        """Return the number of the newest claim of each cell."""
-        newest: dict[str, int] = {}
+    def _claims(self) -> dict[str, tuple[int, str]]:
+        """Return number and state of the newest claim of each cell."""
+        newest: dict[str, tuple[int, str]] = {}
         with suppress(FileNotFoundError), os.scandir(self.home) as entries:
             for entry in entries:
-                name, _, number = entry.name.rpartition(".")
+                claim, _, end = entry.name.rpartition(".")
+                claim, state = (claim, end) if end in (DONE, STOPPED, FAILED) else (entry.name, RUNNING)
+                name, _, number = claim.rpartition(".")
                 if name and number.isdecimal():
-                    newest[unquote(name)] = max(newest.get(unquote(name), 0), int(number))
+                    found, known = (int(number), state), newest.get(unquote(name), (0, RUNNING))
+                    is_newer = found[0] > known[0] or (found[0] == known[0] and state != RUNNING)
+                    newest[unquote(name)] = found if is_newer else known
         return newest
 
     def _path(self, name: str, number: int) -> Path:
@@ -235,17 +237,15 @@ class Cells:
                 return None
             problem, fix = f"no work can be claimed: {error.strerror}", "make room, or choose another --out"
             raise MachineError(problem, where=str(self.home), fix=fix) from error
-        if number > 1:
-            shutil.rmtree(self._path(name, number - 1), ignore_errors=True)
+        earlier = self._path(name, number - 1)
+        shutil.rmtree(earlier, ignore_errors=True)
+        for end in (DONE, STOPPED, FAILED) if number > 1 else ():
+            _ended(earlier, end).unlink(missing_ok=True)
         return Lease(name, path, self._path(name, number + 1), os.path.abspath(covers), self.seconds, now)
 
-    def _is_left(self, name: str, number: int) -> bool:
-        """Return whether the newest claim of a cell has ended before its work was done, or is silent."""
+    def _is_silent(self, name: str, number: int) -> bool:
+        """Return whether the holder of a claim has ended, or shown nothing new for a lease."""
         path = self._path(name, number)
-        if (path / DONE).exists():
-            return False
-        if (path / STOPPED).exists() or (path / FAILED).exists():
-            return True
         with suppress(OSError):
             beat = (number, (path / BEAT).read_bytes())
             if self._seen.get(name, (None,))[0] != beat:
@@ -253,6 +253,10 @@ class Cells:
                 return _has_ended(_read_owner(path))
             return clock() - self._seen[name][1] >= self.seconds
         return False
+
+
+def _ended(claim: Path, end: str) -> Path:
+    return claim.with_name(f"{claim.name}.{end}")
 
 
 def clock() -> float:

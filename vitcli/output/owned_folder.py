@@ -6,7 +6,7 @@ import shlex
 import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -17,12 +17,13 @@ from typing import BinaryIO
 from vitcli.errors import MachineError, VitError
 from vitcli.io.files import HARD_LINK, delete_lock, irregularity, lock_file, read_regular
 from vitcli.output import atomic
-from vitcli.output.leases import is_leased
+from vitcli.output.leases import HOME, RUNNING, Cells, is_leased
 
 LOCKS = ".vit*.lock"  # of all commands
 SUBMISSION_FILE, SUBMISSION_FOLDER = "submit.json", "submit"  # of --submit, which comes before its workers
 MAX_DIFFERENCES = 4  # named in an error
 CURES = {HARD_LINK: "copy the folder by cp -r, which makes files of its own"}
+JOINED_WITHIN_S = 10.0  # while other workers join
 NAMED_WITHIN_S = 2.0  # after the lock was taken, on a machine with other work
 
 
@@ -50,13 +51,13 @@ class OwnedFolder:
     marker: str | None = None
 
     def refuse_foreign(self) -> None:
-        """Refuse a folder with files but without the marker; the locks of other commands do not count.
+        """Refuse a folder with files but without the marker; locks and claims of commands do not count.
 
         Raises:
             VitError: it holds something else; nothing in it was touched.
         """
         names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
-        beside = {self.lock, SUBMISSION_FILE, SUBMISSION_FOLDER}
+        beside = {self.lock, HOME, SUBMISSION_FILE, SUBMISSION_FOLDER}
         files = sorted(name for name in names - beside if not fnmatch(name, LOCKS))
         is_marked = self.marker in names and not (self.path / self.marker).is_symlink()
         if files and not is_marked:
@@ -83,6 +84,33 @@ class OwnedFolder:
             held.enter_context(self._locked(wait_s))
         if self.lock != self.marker:
             held.callback(delete_lock, self.path / self.lock)
+
+    def join(self, begin: Callable[[], None] = lambda: None, *, overwrite: bool = False) -> None:
+        """Make the folder for one of several workers of a command, who claim the work (`leases`).
+
+        Args:
+            begin: checks what is there and writes what is known; no other worker begins meanwhile.
+            overwrite: delete what the command has made in it.
+
+        Raises:
+            MachineError: it cannot be written, or another command holds it.
+            VitError: it is to be overwritten, and another worker is busy in it.
+        """
+        cells = Cells(self.path)
+        with ExitStack() as held:
+            self.claim(held, wait_s=JOINED_WITHIN_S)
+            busy = [name for name, cell in cells.states().items() if cell.state == RUNNING]
+            if overwrite and busy:
+                raise VitError(
+                    f"another worker is busy with {busy[0]}",
+                    where=f"--out {self.path}, --overwrite",
+                    fix="leave --overwrite out to share its work, or stop it and wait for a minute",
+                )
+            if overwrite:
+                self.clear()
+                cells.end()
+            begin()
+            cells.begin()
 
     def refuse_links(self, *, is_inside: bool = False) -> None:
         """Refuse links, pipes and devices under the names that the command writes: it would follow them.

@@ -22,7 +22,7 @@ from vitcli.distributed import launch
 from vitcli.errors import DataError, VitError
 from vitcli.output import profile, summaries
 from vitcli.output.atomic import TEMPORARY, read_json, temporary_beside, write_json, write_text
-from vitcli.output.leases import HOME, Cells, Superseded, fence, is_leased
+from vitcli.output.leases import HOME, Superseded, fence, is_leased
 from vitcli.output.owned_folder import OwnedFolder, refuse_other
 from vitcli.output.redaction import without_secrets
 from vitcli.output.text import json_of
@@ -44,7 +44,6 @@ OUT_OF_FOLD = "out_of_fold.safetensors"  # of a run that is scored on a fold: lo
 CLASSES = "classes.txt"  # a name on each line, in the order of the head's outputs
 AVERAGE = "average.json"  # of an average of runs: of which, by which images, and what was asked for
 LOCK = ".vit.lock"
-JOINED_WITHIN_S = 10.0  # while other workers join
 CHECKPOINTS = "checkpoints"
 # Below the folder of several runs: the trials of a sweep, its runs with several seeds, and folds.
 ARMS, REPEATS, FOLDS = "arms", "runs", "folds"
@@ -179,32 +178,23 @@ def open_run(
 
 
 def join_runs(path: Path, recipe: Recipe, arguments: Sequence[str], *, overwrite: bool) -> None:
-    """Open the folder of many runs, new or to be resumed, for this worker beside others.
-
-    Its lock is held for that moment alone; the parts of the work are claimed (`leases`).
+    """Open the folder of many runs, new or to be resumed, for one of several workers.
 
     Raises:
-        MachineError: it cannot be written, or another command is writing it.
-        VitError: it holds something else, or runs of another recipe; or other workers are busy in a folder
-            that is to be overwritten.
+        MachineError: it cannot be written, or another command holds it.
+        VitError: it holds something else, or runs of another recipe; or it is to be overwritten, and another
+            worker is busy in it.
     """
-    folder, cells = _owned(path), Cells(path)
-    folder.refuse_foreign()
-    with ExitStack() as held:
-        folder.claim(held, wait_s=JOINED_WITHIN_S)
-        if overwrite:
-            if busy := [name for name, cell in cells.states().items() if cell.state == "running"]:
-                raise VitError(
-                    f"another worker is busy with {busy[0]}",
-                    where=f"--out {path}, --overwrite",
-                    fix="leave --overwrite out to share its work, or stop it and wait a minute",
-                )
-            folder.clear()
+    folder = _owned(path)
+
+    def begin() -> None:
         if (path / RECIPE).exists():
             refuse_other_recipe(path, recipe)
         write_text(path / RECIPE, recipes.to_toml(recipe))
         write_json(path / ENVIRONMENT, _origin(recipe, arguments))
-        cells.begin()
+
+    folder.refuse_foreign()
+    folder.join(begin, overwrite=overwrite)
 
 
 def write_origin(folder: RunFolder, recipe: Recipe, arguments: Sequence[str]) -> None:

@@ -172,7 +172,6 @@ def save(
     if group is None:
         check_finite(find_non_finite(checkpoint.tensors), step)
     try:
-        # Write the tensors.
         if group is not None:
             fsdp.write_slices(temporary, flat(checkpoint.tensors), group)
             if dist.get_rank(group):

@@ -11,9 +11,9 @@ import pytest
 
 from vitcli.errors import Stopped
 from vitcli.output import leases
-from vitcli.output.leases import DONE, Cells, Superseded
+from vitcli.output.leases import Cells, Superseded
 from vitcli.training.many_runs import sequence
-from vitcli.training.many_runs.sequence import Cell, SharedWork
+from vitcli.training.many_runs.sequence import RunCell, SharedWork
 
 ALONE = SimpleNamespace(on_main=lambda action: action(), world_size=1)
 
@@ -35,7 +35,7 @@ def worker(folder: Path, names: list[str], train, notes: list[str] | None = None
         return result
 
     cells = [
-        Cell(name, folder / name, lambda name=name: write(name), lambda name=name: finished(name))
+        RunCell(name, folder / name, lambda name=name: write(name), lambda name=name: finished(name))
         for name in names
     ]
     note = (notes if notes is not None else []).append
@@ -131,9 +131,9 @@ def test_a_cell_that_was_done_and_whose_result_was_deleted_is_done_again(tmp_pat
     monkeypatch.setenv("VIT_LEASE_S", "1")
     claims = Cells(tmp_path)
     claims.begin()
-    with claims.claim(["a"], [tmp_path / "a"]) as lease:
+    with claims.claim(["a"], [tmp_path / "a"]):
         pass
-    assert (lease.claim / DONE).exists()
+    assert claims.done(["a"]) == ["a"]
 
     assert worker(tmp_path, ["a"], lambda name: {"of": name}).run() == [{"of": "a"}]
 

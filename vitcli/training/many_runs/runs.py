@@ -28,7 +28,7 @@ from vitcli.output.atomic import read_json, write_json
 from vitcli.output.leases import Cells
 from vitcli.output.run_folder import RunFolder, earlier_summary, refuse_other_recipe
 from vitcli.recipe import Recipe
-from vitcli.training.many_runs.sequence import RESULTS, Cell, SharedWork
+from vitcli.training.many_runs.sequence import RESULTS, RunCell, SharedWork
 from vitcli.training.many_runs.workers import beside
 from vitcli.training.results import write_sweep_results
 from vitcli.training.run import run as run_job
@@ -189,10 +189,10 @@ class ManyRuns:
                 on_main(partial(_drop_weights, jobs[number][0]))
             stage.on_done(number, summary)
 
-        cells = [
-            Cell(str(job[0].relative_to(self.path)), job[0], partial(train, number), partial(look_up, *job))
-            for number, job in enumerate(jobs)
-        ]
+        cells = []
+        for number, (path, recipe) in enumerate(jobs):
+            name, finished = str(path.relative_to(self.path)), partial(look_up, path, recipe)
+            cells.append(RunCell(name, path, partial(train, number), finished))
         return self._share(cells, on_done)
 
     def log(self, record: Mapping[str, Any]) -> None:
@@ -212,12 +212,12 @@ class ManyRuns:
             return summary
 
         finished = partial(earlier_summary, self.path, self.recipe)
-        (summary,) = self._share([Cell(RESULTS, self.path, write, finished)])
+        (summary,) = self._share([RunCell(RESULTS, self.path, write, finished)])
         self.shared.runtime.on_main(Cells(self.path).end)
         return summary
 
     def _share(
-        self, cells: Sequence[Cell], on_done: Callable[[int, Any], None] = lambda number, result: None
+        self, cells: Sequence[RunCell], on_done: Callable[[int, Any], None] = lambda number, result: None
     ) -> list[dict[str, Any]]:
         return SharedWork(cells, self.path, self.shared.runtime, self.shared.progress, on_done).run()
 

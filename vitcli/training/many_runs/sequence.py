@@ -58,7 +58,7 @@ def run_all(
 
 
 @dataclass(frozen=True)
-class Cell:
+class RunCell:
     """A part of the work of a command.
 
     Attributes:
@@ -85,7 +85,7 @@ class SharedWork:
 
     def __init__(
         self,
-        cells: Sequence[Cell],
+        cells: Sequence[RunCell],
         folder: Path,
         runtime: "Runtime",
         progress: Progress,
