@@ -117,6 +117,20 @@ def test_a_worker_that_was_asleep_leaves_its_cell_to_the_other_and_goes_on(tmp_p
     assert notes == ["note: a was left to another worker: this one was silent for too long"]
 
 
+def test_what_another_worker_has_written_since_this_one_began_is_not_trained_again(tmp_path):
+    """It was killed between its result and the end of its claim."""
+    trained = []
+
+    def train(name: str) -> dict:
+        trained.append(name)
+        (tmp_path / "b").mkdir()
+        (tmp_path / "b/result").write_text('{"of": "the other"}')
+        return {"of": name}
+
+    assert worker(tmp_path, ["a", "b"], train).run() == [{"of": "a"}, {"of": "the other"}]
+    assert trained == ["a"]
+
+
 def test_in_several_processes_a_lost_cell_ends_the_worker(tmp_path):
     def train(name: str) -> dict:
         raise Superseded("a was left to another worker", where="here", fix="again")
