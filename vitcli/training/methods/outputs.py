@@ -19,7 +19,7 @@ from vitcli.evaluation.mistakes import places_of
 from vitcli.training.schedule import Plan
 
 PART_OF_RUN = 0.16  # of the images that the steps see: a pass takes no more time than a 20th of them
-LEAST_ROWS, MOST_ROWS = 500, 20_000  # of a pass over training images: more change a closed form little
+LEAST_ROWS, MOST_ROWS = 1_000, 20_000  # of a pass over training images: more change a closed form little
 MOST_KEPT = 5_000  # rows that are kept for others, or calibrate; beyond, more change little
 
 
