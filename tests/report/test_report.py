@@ -16,6 +16,7 @@ import pytest
 from tests import report_runs as made
 from tests.cli.test_app import check_error
 from tests.conftest import run
+from vitcli.output.leases import Cells
 from vitcli.report import report as reports
 from vitcli.report.grouping import compute_column
 
@@ -345,6 +346,32 @@ def test_a_list_has_a_line_for_each_run_the_newest_first(tmp_path):
     assert "a note" in run("report", tmp_path).out
     rows = texts(run("report", tmp_path, "--list", "--json").json, "list")
     assert [row[3] for row in rows if row[0] == "shots"] == ["70.00"]
+
+
+def test_a_list_has_a_line_for_each_part_of_work_that_workers_share(tmp_path):
+    sweep, cells = tmp_path / "sweep", Cells(tmp_path / "sweep")
+    made.finetuned(sweep, is_finished=False, step=180, evaluated=0)
+    cells.begin(["arms/lr-0.01", "arms/lr-0.02", "arms/lr-0.03", "arms/lr-0.04", "elsewhere"])
+    with cells.claim(["arms/lr-0.01"], [sweep]):
+        pass
+    with pytest.raises(KeyError), cells.claim(["arms/lr-0.02"], [sweep]):
+        raise KeyError
+    cells.claim(["arms/lr-0.03"], [sweep])
+    other = cells.claim(["elsewhere"], [sweep]).claim / "owner.json"
+    other.write_text(json.dumps({"host": "node07", "pid": 12, "at": time.time() - 7200, "place": "another"}))
+
+    rows = texts(run("report", tmp_path, "--list", "--json").json, "list")
+
+    states = {row[0].removeprefix("sweep/"): row[2] for row in rows}
+    assert list(states.values()) == [
+        "running, step 180 of 500",
+        "done",
+        "failed",
+        f"running on {socket.gethostname()}, pid {os.getpid()}",
+        "waiting",
+        "running on node07, pid 12",
+    ]
+    assert rows[-1][-1] == "2 h 00 min"
 
 
 def test_a_terminal_has_the_runs_first_and_says_once_what_all_of_them_share(tmp_path):

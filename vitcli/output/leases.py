@@ -21,7 +21,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,8 +35,10 @@ from vitcli.errors import MachineError, Stopped, VitError
 HOME = ".vit-cells"
 LEASE_S, BEATS = 60.0, 6  # a lease, and how often in it its holder shows that it is there
 VARIABLE = "VIT_LEASE_S"
-BEAT, OWNER = "beat", "owner.json"
-RUNNING, DONE, STOPPED, FAILED = "running", "done", "stopped", "failed"
+BEAT, OWNER, NAMES = "beat", "owner.json", "cells.json"
+WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
+NO_CLAIM = (0, WAITING)
+SAFE = "=, "  # in names of files, besides letters and digits
 
 _held: list["Lease"] = []  # by this process
 
@@ -142,12 +144,19 @@ class CellState:
     """What the newest claim of a cell says.
 
     Attributes:
-        state: "running", "done", "stopped" or "failed".
-        owner: place, process and time of the start, as `_owner` has them.
+        state: "waiting", "running", "done", "stopped" or "failed".
+        owner: who claimed it and when, as `_owner` has them.
     """
 
     state: str
-    owner: dict[str, Any]
+    owner: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_live(self) -> bool | None:
+        """Whether its worker is at work; None if that cannot be seen from here."""
+        if self.state != RUNNING:
+            return False
+        return not _has_ended(self.owner) if self.owner.get("place") == _place() else None
 
 
 class Cells:
@@ -161,9 +170,14 @@ class Cells:
         self.folder, self.home, self.seconds = folder, folder / HOME, lease_seconds()
         self._seen: dict[str, tuple[tuple, float]] = {}  # claim and number of a cell, and when first seen
 
-    def begin(self) -> None:
-        """Make the folder of the claims."""
+    def begin(self, names: Iterable[str] = ()) -> None:
+        """Make the folder of the claims, and note which cells there are."""
         self.home.mkdir(exist_ok=True)
+        known = self._names()
+        if missing := [name for name in names if name not in known]:
+            copy = self.home / f"new-{secrets.token_hex(8)}"
+            copy.write_text(json.dumps([*known, *missing]))
+            os.replace(copy, self.home / NAMES)
 
     def end(self) -> None:
         """Remove all claims, once the results are there."""
@@ -176,10 +190,10 @@ class Cells:
             covers: folder of each.
         """
         claims, folders = self._claims(), dict(zip(names, covers, strict=True))
-        free = [name for name in names if claims.get(name, (0, STOPPED))[1] in (STOPPED, FAILED)]
+        free = [name for name in names if claims.get(name, NO_CLAIM)[1] in (WAITING, STOPPED, FAILED)]
         while free:
             name = free.pop(0)
-            if lease := self._take(name, claims.get(name, (0, ""))[0] + 1, folders[name]):
+            if lease := self._take(name, claims.get(name, NO_CLAIM)[0] + 1, folders[name]):
                 return lease
             random.shuffle(free)  # of workers that begin at once, each looks elsewhere then
         for name in (name for name in names if name in claims):
@@ -192,7 +206,7 @@ class Cells:
     def done(self, names: Sequence[str]) -> list[str]:
         """Return the cells that a worker has done."""
         claims = self._claims()
-        return [name for name in names if claims.get(name, (0, RUNNING))[1] == DONE]
+        return [name for name in names if claims.get(name, NO_CLAIM)[1] == DONE]
 
     def reopen(self, name: str) -> None:
         """Let a cell that was done, and whose result has been deleted since, be claimed again."""
@@ -201,9 +215,15 @@ class Cells:
             os.rename(_ended(path, DONE), _ended(path, STOPPED))
 
     def states(self) -> dict[str, CellState]:
-        """Return what is known of each cell that was ever claimed."""
-        claims = self._claims().items()
-        return {name: CellState(state, _read_owner(self._path(name, n))) for name, (n, state) in claims}
+        """Return what is known of each cell, in the order of the work."""
+        claims = dict.fromkeys(self._names(), NO_CLAIM) | self._claims()
+        owners = {name: _read_owner(self._path(name, number)) for name, (number, _) in claims.items()}
+        return {name: CellState(state, owners[name]) for name, (_, state) in claims.items()}
+
+    def _names(self) -> list[str]:
+        with suppress(OSError, ValueError):
+            return [str(name) for name in json.loads((self.home / NAMES).read_text())]
+        return []
 
     def _claims(self) -> dict[str, tuple[int, str]]:
         """Return number and state of the newest claim of each cell."""
@@ -214,13 +234,13 @@ class Cells:
                 claim, state = (claim, end) if end in (DONE, STOPPED, FAILED) else (entry.name, RUNNING)
                 name, _, number = claim.rpartition(".")
                 if name and number.isdecimal():
-                    found, known = (int(number), state), newest.get(unquote(name), (0, RUNNING))
+                    found, known = (int(number), state), newest.get(unquote(name), NO_CLAIM)
                     is_newer = found[0] > known[0] or (found[0] == known[0] and state != RUNNING)
                     newest[unquote(name)] = found if is_newer else known
         return newest
 
     def _path(self, name: str, number: int) -> Path:
-        return self.home / f"{quote(name, safe='=, ')}.{number}"
+        return self.home / f"{quote(name, safe=SAFE)}.{number}"
 
     def _take(self, name: str, number: int, covers: Path) -> Lease | None:
         """Make a claim; None if another worker has made it."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from vitcli.output import run_folder
 from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, number_cell
+from vitcli.output.leases import RUNNING, Cells
 from vitcli.output.scores import SHOWN, cell_of, header_of, shown
 from vitcli.output.summaries import AverageRecord, ResultSummary
 from vitcli.output.text import count_of, duration, interval_text, size_text, value_text
@@ -218,10 +219,25 @@ def listing(collection: RunCollection, names: Names, *, now: float) -> Table:
             Cell(duration(age), age),
         )
         rows.append(Row(Header(names.folder(record.path), folder=record.path), cells))
+        rows += _cell_rows(names.folder(record.path), record.path, now)
     numbers = (Header("top-1"), Header("95 %"), Header("images"))
     headers = (Header("state", kind="text"), *numbers, Header("data", kind="clipped"), Header("age"))
     names_whole = replace(RUN, kind="id")
     return Table("list", "Runs", "All runs, the newest first.", names_whole, headers, tuple(rows))
+
+
+def _cell_rows(name: str, path: Path, now: float) -> list[Row]:
+    """Return a line for each part of work in a folder that workers share: who does it, and since when."""
+    rows = []
+    for cell, now_of in Cells(path).states().items():
+        owner = now_of.owner
+        is_here = isinstance(owner.get("host"), str) and is_number(owner.get("at"))
+        age = max(0.0, now - owner["at"]) if is_here else None
+        where = f" on {owner['host']}, pid {owner.get('pid')}" if is_here and now_of.state == RUNNING else ""
+        state = "running, its worker has ended" if where and now_of.is_live is False else now_of.state + where
+        age_cell = Cell("" if age is None else duration(age), age)
+        rows.append(Row(Header(f"{name}/{cell}"), (Cell(state), Cell(), Cell(), Cell(), Cell(), age_cell)))
+    return rows
 
 
 def _other_score(record: AnyRecord) -> str:

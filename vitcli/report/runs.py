@@ -15,6 +15,7 @@ from vitcli.errors import DataError, VitError
 from vitcli.io.files import read_regular
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, read_jsonl
+from vitcli.output.leases import Cells
 from vitcli.output.owned_folder import is_alive
 from vitcli.output.summaries import (
     Evaluation,
@@ -371,7 +372,10 @@ def _command(path: Path) -> str:
 
 
 def _is_live(path: Path) -> bool | None:
-    """Return whether the process named in the lock file is alive; the lock itself is left to runs."""
+    """Return whether a worker of many runs is alive, or the process that the lock file names."""
+    if cells := Cells(path).states():
+        found = {cell.is_live for cell in cells.values()}
+        return True if True in found else None if None in found else False
     try:
         return is_alive(read_regular(path / run_folder.LOCK).decode(errors="replace").strip())
     except OSError:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitcli.errors import DataError, VitError
-from vitcli.output import run_folder
+from vitcli.output import leases, run_folder
 from vitcli.output.atomic import read_json, unreadable
 from vitcli.output.run_folder import ARMS, AVERAGED, FOLDS, REPEATS
 from vitcli.recipe import toml
@@ -97,9 +97,8 @@ def kind_of(folder: Path) -> Kind | None:
     if command == "fewshot":
         return "fewshot"
     is_known = command in ("finetune", "pretrain", None)
-    has_begun = any(
-        (folder / name).exists() for name in (run_folder.SUMMARY, run_folder.METRICS, run_folder.PLAN)
-    )
+    files = (run_folder.SUMMARY, run_folder.METRICS, run_folder.PLAN, leases.HOME)
+    has_begun = any((folder / name).exists() for name in files)
     return "training" if is_known and has_begun else None
 
 

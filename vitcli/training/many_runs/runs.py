@@ -24,9 +24,10 @@ from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import NotFiniteError
 from vitcli.evaluation.setup import settle_pixels
 from vitcli.output import run_folder
-from vitcli.output.atomic import read_json, write_json
+from vitcli.output.atomic import read_json, write_json, write_text
 from vitcli.output.leases import Cells
 from vitcli.output.run_folder import RunFolder, earlier_summary, refuse_other_recipe
+from vitcli.output.text import json_of
 from vitcli.recipe import Recipe
 from vitcli.training.many_runs.sequence import RESULTS, RunCell, SharedWork
 from vitcli.training.many_runs.workers import beside
@@ -196,8 +197,11 @@ class ManyRuns:
         return self._share(cells, on_done)
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Add a line to metrics.jsonl, which is written with the results."""
+        """Add a line to metrics.jsonl, unless another worker has written the results by now."""
         self._metrics.append(record)
+        if self.shared.runtime.is_main and Cells(self.path).home.exists():
+            lines = "".join(f"{json_of(record)}\n" for record in self._metrics)
+            write_text(self.path / run_folder.METRICS, lines)
 
     def deliver(self, results: Callable[[], tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
         """Write the folder's own results, unless another worker does; return the summary of all runs.

@@ -110,7 +110,7 @@ class SharedWork:
         on_main = self.runtime.on_main
         with shared_process_group():
             self._collect(on_main(lambda: self._finished(self.left)))
-            on_main(self.claims.begin)
+            on_main(lambda: self.claims.begin(self.left))
             while self.left:
                 if name := on_main(self._claim):
                     self._train(name)
