@@ -1,7 +1,6 @@
 """Small data sets made on the spot, and the way to the real ones."""
 
 import copy
-import fcntl
 import functools
 import gc
 import io
@@ -20,6 +19,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
+
+from vitcli.io.files import lock_file
 
 ONE_LAYER = "--ckpt random --model ViT-demo/8 --set model.layers=1"  # the cheapest network to train
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -205,8 +206,7 @@ def made_once(tmp_path_factory) -> Callable[[str, Callable[[Path], None]], Path]
     root.mkdir(exist_ok=True)
 
     def folder_of(name: str, make: Callable[[Path], None]) -> Path:
-        with (root / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with lock_file(root / f"{name}.lock", wait_s=float("inf")):
             if not (root / f"{name}.done").exists():
                 make(root / name)
                 (root / f"{name}.done").touch()
@@ -312,10 +312,9 @@ class Answer(dict):
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file of a folder as another process would."""
-    with path.open("w+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.write("pid 1 on elsewhere")
-        lock.flush()
+    with lock_file(path) as lock:
+        lock.truncate(0)
+        lock.write(b"pid 1 on elsewhere")
         yield
 
 

@@ -393,6 +393,15 @@ OF_RUNS = {
     ("vitcli/io/files.py", "tests/output/test_run_folder.py"): {
         "two writers in one folder": ("lock_descriptor(file.fileno(), blocking=False)", "True"),
     },
+    ("vitcli/distributed/launch.py", "tests/test_windows.py"): {
+        "a signal that Windows lacks is named": (
+            'getattr(signal, "SIGUSR1", signal.SIGTERM)',
+            "signal.SIGUSR1",
+        ),
+    },
+    ("vitcli/cli/app.py", "tests/test_windows.py"): {
+        "a letter that a pipe of Windows lacks is a bug": ('errors="backslashreplace"', 'errors="strict"'),
+    },
     ("vitcli/io/files.py", "tests/io/test_locks.py"): {
         "a deleted lock file is held": ("os.path.samestat(os.fstat(file.fileno()), os.lstat(path))", "True"),
         "a lock is waited for once": ("if not is_locked and time.monotonic() >= until", "if not is_locked"),

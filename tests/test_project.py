@@ -105,7 +105,9 @@ def test_the_workflow_tests_all_pythons_the_lowest_versions_the_newest_timm_and_
     assert set(matrix["python"]) == named == {"3.11", "3.12", "3.13", "3.14"}
     assert {row["os"] for row in matrix["include"]} == {"macos-latest"}
     commands = " ".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
-    for word in ("lowest-direct", "pytorch-image-models", "ruff check", "mypy", "docs.make_site"):
+    assert jobs["windows"]["runs-on"] == "windows-latest"
+    assert all((REPOSITORY / name).exists() for name in re.findall(r"tests/\S+\.py", commands))
+    for word in ("lowest-direct", "pytorch-image-models", "ruff check", "mypy", "win32", "docs.make_site"):
         assert word in commands
 
 

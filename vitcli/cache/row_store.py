@@ -26,7 +26,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import xxhash
@@ -286,13 +286,13 @@ def open_temporary(num_rows: int) -> RowStore:
     Raises:
         OSError: the folder for temporary files cannot be written.
     """
-    files: dict[int, BinaryIO] = {}
+    files: dict[int, BinaryIO] = {}  # on Windows, wrappers of them
 
     def make_segment(segment: int, num_bytes: int) -> tuple[BinaryIO, int]:
-        return files.setdefault(segment, tempfile.TemporaryFile(buffering=0)), num_bytes
+        return files.setdefault(segment, cast(BinaryIO, tempfile.TemporaryFile(buffering=0))), num_bytes
 
     return RowStore(
-        tempfile.TemporaryFile(buffering=0),
+        cast(BinaryIO, tempfile.TemporaryFile(buffering=0)),
         num_rows,
         make_segment=make_segment,
         open_segment=lambda segment: os.fdopen(os.dup(files[segment].fileno()), "rb"),

@@ -121,8 +121,10 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     # Looking for plugins, of which none is used, reads the metadata of every installed package: 0.05 s.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
+    if getattr(sys.stdout, "errors", "") == "strict":  # a pipe of Windows has no letters for many file names
+        sys.stdout.reconfigure(errors="backslashreplace")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # of --profile: torch's tracer reports on itself
-    for number in (signal.SIGTERM, signal.SIGUSR1):  # until a training loop saves a checkpoint first
+    for number in {signal.SIGTERM, launch.TIME_LIMIT}:  # until a training loop saves a checkpoint first
         signal.signal(number, end_of_command.raise_at_signal)
     sys.unraisablehook = end_of_command.report_ignored
     launch.end_with_the_launcher()

@@ -36,6 +36,8 @@ LAUNCHED = "VIT_LAUNCHED"  # pid of our launcher, for the processes it started: 
 BEGAN_AT = "VIT_BEGAN_AT"  # when our launcher began, for the same
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SAVING_TIME_S = 600  # for processes that are asked to stop: to finish the step and save
+# Where there is such a signal: SLURM sends it before the time limit
+TIME_LIMIT = getattr(signal, "SIGUSR1", signal.SIGTERM)
 FORWARDED = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # torch's default, and SLURM's warning of the time limit
 # A process that ends so much later than another one lost its connection had stalled: a launcher ended it.
 LATE_S = 5.0
@@ -204,7 +206,7 @@ def launch(num_processes: int, arguments: list[str]) -> int:
         interpreter, *words = program()
         elastic_launch(config, interpreter)(*words, *arguments)
     except SignalException as stopped:
-        return 143 if stopped.sigval == signal.SIGUSR1 else 128 + stopped.sigval
+        return 143 if stopped.sigval == TIME_LIMIT else 128 + stopped.sigval
     except ChildFailedError as failed:
         return first_failure(failed.failures, num_processes)
     return 0

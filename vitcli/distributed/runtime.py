@@ -341,6 +341,11 @@ def peak_memory_gib() -> float:
 
 
 def _largest_resident_gib() -> float:
+    if sys.platform == "win32":
+        import psutil
+
+        memory = psutil.Process().memory_info()
+        return getattr(memory, "peak_wset", memory.rss) / 2**30
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitcli.data.sources.folders import SYSTEM_FOLDERS
 from vitcli.errors import MachineError, VitError
-from vitcli.io.files import irregularity, open_regular
+from vitcli.io.files import UPDATE, irregularity, open_regular
 from vitcli.output.atomic import remove_debris, temporary_beside
 
 UNSURE = "unsure"  # the folder, and the word, for what --threshold leaves undecided
@@ -130,8 +130,7 @@ def _copy(source: str, target: Path) -> None:
     try:
         with open_regular(source) as original:
             mode = os.fstat(original.fileno()).st_mode & 0o777
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-            with os.fdopen(handle, "wb") as file:
+            with open_regular(temporary, UPDATE | os.O_EXCL, mode=mode) as file:
                 shutil.copyfileobj(original, file)
         numbered = (target.with_stem(f"{target.stem}-{number}") for number in count(2))
         while True:

@@ -239,7 +239,11 @@ def digest_of_file(path: Path, kind: str = "sha256") -> bytes:
 
 def sync(path: str | Path) -> None:
     """Flush a file, or the entries of a folder, to disk."""
-    handle = os.open(path, os.O_RDONLY)
+    if os.name == "nt" and os.path.isdir(
+        path
+    ):  # which cannot be opened there, and only a file to write is flushed
+        return
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

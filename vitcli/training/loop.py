@@ -302,7 +302,7 @@ class Journal:
 class StopRequest:
     """A signal (Ctrl-C, SIGTERM, SIGUSR1), kept until the step is done; a second Ctrl-C exits at once."""
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, launch.TIME_LIMIT})
 
     def __init__(self):
         self.signal = 0
