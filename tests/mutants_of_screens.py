@@ -120,7 +120,7 @@ OF_SCREENS = {
         "vitcli/cli/end_of_command.py",
         "tests/cli/test_app.py::test_a_report_of_a_bug_is_written_through_no_link",
     ): {
-        "a report of a bug is written through a link": ('report.open("x")', 'report.open("w")'),
+        "a report of a bug is written through a link": ('report.open("x", ', 'report.open("w", '),
     },
     ("vitcli/report/scan.py", "tests/report/test_runs.py"): {
         "hidden folders are searched for runs": ('if not name.startswith(".") and', "if"),

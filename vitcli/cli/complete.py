@@ -35,7 +35,7 @@ def install(script_name: str, shell: str | None) -> str:
 
     name, path = write_script(_known(shell), script_name, variable(script_name))
     if name == "bash":
-        path.write_text(script(script_name, name) + "\n")
+        path.write_text(script(script_name, name) + "\n", encoding="utf-8")
     return f"completion of {script_name} for {name} is in {path}: it starts with the next terminal"
 
 

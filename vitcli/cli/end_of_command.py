@@ -211,7 +211,7 @@ def _internal_error(error: Exception) -> VitError:
     folder = Path(getattr(error, "run_dir", tempfile.gettempdir()))
     report = folder / f"vit-crash-{os.getpid()}.txt"
     try:
-        with report.open("x") as file:  # through no link
+        with report.open("x", encoding="utf-8", errors="replace") as file:  # through no link
             file.write(hide_credentials("".join(traceback.format_exception(error))))
     except OSError as unwritten:
         report = f"nowhere: {unwritten}"
