@@ -45,6 +45,10 @@ class FakeSlurm:
     def starts(self, element: str) -> int:
         return int(read(self.folder / "jobs" / element / "starts") or 0)
 
+    def batch(self, element: str) -> int:
+        """Return the process that runs the script of an element."""
+        return int(read(self.folder / "jobs" / element / "batch"))
+
     def wait(self, element: str, *states: str, starts: int = 1) -> None:
         """Wait until an element is in one of the states, in its start of this number or a later one."""
         until = time.monotonic() + WITHIN_S

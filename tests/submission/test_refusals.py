@@ -57,6 +57,25 @@ def test_a_process_of_a_launcher_submits_nothing(monkeypatch):
     assert "torchrun" in refused.value.fix
 
 
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ((), "slurm needs timeout_min"),
+        (
+            ("timeout_min=5", "signal_delay_s=300"),
+            "before the start",
+        ),  # for ever: it would be requeued at once
+        (("timeout_min=1:00:00",), "timeout_min cannot be '1:00:00'"),
+        (("timeout_min=60", "time=5"), "slurm has no key 'time'"),
+    ],
+)
+def test_a_job_of_slurm_needs_time_to_save(given, what):
+    words = [word for pair in given for word in ("--submit-set", pair)]
+    outcome = run("finetune", "--out", "/runs/x", "--submit", "slurm", *words)
+
+    assert outcome.code == 2 and what in outcome.err
+
+
 def test_hugging_face_jobs_take_one_worker():
     words = ("--submit", "print:hf", "--submit-workers", "2", *ON_THE_VOLUME)
 

@@ -13,6 +13,8 @@ import pytest
 from tests.conftest import ONE_LAYER, run
 from tests.submission.fake_slurm import FakeSlurm
 from vitcli.distributed import launch
+from vitcli.submission.cluster import _parameters
+from vitcli.submission.submission import Submission, keys_of
 
 submitit = pytest.importorskip("submitit", reason="pip install 'vitcli[slurm]'")
 # A command that works until a file says that all is done; it needs a moment to save.
@@ -164,6 +166,23 @@ def test_a_partition_that_is_not_there_is_an_error_of_three_lines(slurm, tmp_pat
 
     assert outcome.code == 5 and "invalid partition specified: none" in outcome.err
     assert "where: --submit slurm" in outcome.err and outcome.out == ""
+
+
+def test_submitit_knows_every_key(slurm, tmp_path):
+    submission = Submission("slurm", 2, keys_of("slurm"), tmp_path, ())
+    executor = submitit.AutoExecutor(tmp_path, cluster="slurm")
+
+    executor.update_parameters(**_parameters(submission))  # which refuses others
+
+
+@pytest.mark.slow
+def test_a_job_that_is_submitted_from_within_another_one_inherits_nothing_of_it(slurm, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "3")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "64")
+    (job,) = submitted(tmp_path / "run", workers=1)
+
+    wait_for(tmp_path / "run" / "ready..1")
+    assert b"SLURM_CPUS_PER_TASK=64" not in Path(f"/proc/{slurm.batch(job)}/environ").read_bytes()
 
 
 def test_without_slurm_the_error_names_another_place(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from vitcli.submission.submission import LOCAL, SLURM, Submission
 from vitcli.submission.worker import ArrayWorker
 
 OF_EVERY_EXECUTOR = {"name", "timeout_min", "mem_gb", "nodes", "tasks_per_node", "cpus_per_task",
-                     "gpus_per_node"}  # fmt: skip
+                     "gpus_per_node", "stderr_to_stdout"}  # fmt: skip
 SIGNAL_DELAY_S = 300  # to finish a step and save before the time limit
 NO_LIMIT_MIN = 10**7  # of a local worker; submitit's default is two minutes
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "STOPPED"}
@@ -64,12 +64,13 @@ def status(out: Path) -> dict[str, Any]:
     and the folder may be from somebody else. VitError if nothing was submitted into it.
     """
     named, workers = _submitted(out), []
-    slurm_jobs = [_submitit(SLURM).SlurmJob(out, job_id) for place, job_id in named if place == SLURM]
-    slurm_states = {job.job_id: job.state for job in slurm_jobs}  # by one call of sacct
+    jobs = {job_id: _submitit(SLURM).SlurmJob(out, job_id) for place, job_id in named if place == SLURM}
     for place, job_id in named:
-        has_result = (out / SUBMISSION_FOLDER / f"{job_id}_0_result.pkl").exists()
-        local = "RUNNING" if _controller(job_id, out) else "COMPLETED" if has_result else "STOPPED"
-        state = slurm_states.get(job_id, local).split()[0]  # "CANCELLED by 1000"
+        if place == SLURM:
+            state = jobs[job_id].state.split()[0]  # of "CANCELLED by 1000"; one call of sacct is for all
+        else:
+            has_result = (out / SUBMISSION_FOLDER / f"{job_id}_0_result.pkl").exists()
+            state = "RUNNING" if _controller(job_id, out) else "COMPLETED" if has_result else "STOPPED"
         workers.append(_worker(place, job_id, state, out))
     return {"command": "submit status", "run_dir": str(out), "workers": workers}
 
@@ -80,8 +81,8 @@ def cancel(out: Path) -> dict[str, Any]:
     if queued := [worker["job_id"] for worker in left if worker["place"] == SLURM]:
         done = subprocess.run(["scancel", *queued], capture_output=True, text=True)
         if done.returncode:
-            what, fix = f"scancel failed: {done.stderr.strip()[:200]}", "squeue --me lists your jobs"
-            raise MachineError(what, where=" ".join(queued), fix=fix)
+            what = f"scancel failed: {done.stderr.strip()[:200]}"
+            raise MachineError(what, where=" ".join(queued), fix="squeue --me lists your jobs")
     for worker in left:
         if worker["place"] == LOCAL and (process := _controller(worker["job_id"], out)):
             process.send_signal(signal.SIGTERM)  # which it passes on
@@ -105,7 +106,7 @@ def _worker(place: str, job_id: str, state: str, out: Path) -> dict[str, str]:
 
 def _parameters(submission: Submission) -> dict[str, Any]:
     """Return the parameters of submitit's executor."""
-    values: dict[str, Any] = {"name": submission.name} | submission.values
+    values: dict[str, Any] = {"name": submission.name, "stderr_to_stdout": True} | submission.values
     if submission.place == LOCAL:
         return {"timeout_min": values.get("timeout_min", NO_LIMIT_MIN), "stderr_to_stdout": True}
     # Its own signal is SIGUSR2, for its own handler (see `ArrayWorker`); vit knows SIGUSR1.
@@ -113,8 +114,7 @@ def _parameters(submission: Submission) -> dict[str, Any]:
     values["additional_parameters"] = {"signal": f"USR1@{delay_s}", "requeue": True}
     if "cpus_per_task" in values:  # which srun does not inherit (since SLURM 22.05)
         values["srun_args"] = [f"--cpus-per-task={values['cpus_per_task']}"]
-    named = {key if key in OF_EVERY_EXECUTOR else f"slurm_{key}": value for key, value in values.items()}
-    return named | {"stderr_to_stdout": True}
+    return {key if key in OF_EVERY_EXECUTOR else f"slurm_{key}": value for key, value in values.items()}
 
 
 def _devices(submission: Submission, number: int) -> list[str]:
@@ -131,8 +131,7 @@ def _submitted(out: Path) -> list[tuple[str, str]]:
         for entry in (read_json(out / SUBMISSION_FILE) or {})["submissions"]:
             named += [(entry["place"], job) for job in entry["job_ids"] if re.fullmatch(r"\d+(_\d+)?", job)]
     if not named:
-        fix = "name the folder that was --out of a command with --submit"
-        raise VitError(f"no {SUBMISSION_FILE} names a job", where=str(out), fix=fix)
+        raise VitError(f"no {SUBMISSION_FILE} names a job", where=str(out), fix="name the --out of --submit")
     return named
 
 
@@ -149,16 +148,14 @@ def _controller(job_id: str, out: Path) -> Any:
 
 
 def _submitit(place: str) -> Any:
-    """Return the library, which then writes nothing to standard output; MachineError without it or SLURM."""
+    """Return the library, which then prints nothing; MachineError without it or SLURM."""
     where = f"--submit {place}"
     try:
         import submitit
     except ImportError as error:
-        fix = pip_install("vitcli[slurm]")
-        raise MachineError("submitit is not installed", where=where, fix=fix) from error
-    if place == SLURM and not (shutil.which("sbatch") and shutil.which("srun")):
-        fix = "type it on a login node, or --submit local"
-        raise MachineError("there is no sbatch or srun", where=where, fix=fix)
+        raise MachineError("submitit is missing", where=where, fix=pip_install("vitcli[slurm]")) from error
+    if place == SLURM and not all(map(shutil.which, ("sbatch", "srun", "scancel"))):
+        raise MachineError("there is no sbatch", where=where, fix="a login node, or --submit local")
     logging.getLogger("submitit").setLevel(logging.CRITICAL)
     return submitit
 

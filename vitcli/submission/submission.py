@@ -18,11 +18,9 @@ from vitcli.io.credentials import without_credentials
 Place = Literal["slurm", "local", "print:sky", "print:k8s", "print:hf"]
 SLURM, LOCAL, SKY, K8S, HF = get_args(Place)
 PRINTED = (SKY, K8S, HF)  # their file is printed, for the place's own tool
-
 REQUIRED = {SLURM: ("timeout_min",), LOCAL: ()} | dict.fromkeys(PRINTED, ("image", "volume"))
 OPTIONS = ("--submit", "--submit-workers", "--submit-set")  # each has a value
-# Options that are not for several workers, and what to do instead.
-NOT_FOR_WORKERS = {
+NOT_FOR_WORKERS = {  # and what to do instead
     "--overwrite": "leave it out and choose a new folder: each worker would delete what the others wrote",
     "--dry-run": "leave --submit out: a plan needs no worker",
     "--arms-parallel": "leave it out: the workers run side by side, each on its own devices",
@@ -67,6 +65,8 @@ def prepare(
         (out is None, "the workers need one folder", "name it with --out, where all of them see it"),
         (is_printed and out and not (out.is_absolute() and len(out.parts) > 2),
          f"--out {out} is not on the volume of the workers", "a path below it, such as --out /runs/photos"),
+        (values.get("signal_delay_s", 0) >= 60 * values.get("timeout_min", 0) > 0,
+         "the signal to save would come before the start", "lower signal_delay_s, or raise timeout_min"),
         (place == HF and num_workers > 1, "workers of Hugging Face Jobs have no file system with a rename, "
          "by which they could divide the runs", "leave --submit-workers out"),
         (is_printed and words != list(arguments), "the printed file would hold the password of an address",
@@ -97,10 +97,11 @@ def _parsed(place: str, given: Sequence[str]) -> dict[str, Any]:
 
 def _without_options(words: Sequence[str]) -> list[str]:
     """Return the words without those of OPTIONS, written `--name VALUE` or `--name=VALUE`."""
-    kept, is_value = [], False
-    for word in words:
+    kept, left = [], iter(words)
+    for word in left:
         name, equals, _ = word.partition("=")
-        if not is_value and name not in OPTIONS:
+        if name not in OPTIONS:
             kept.append(word)
-        is_value = not is_value and name in OPTIONS and not equals
+        elif not equals:
+            next(left)
     return kept
