@@ -160,6 +160,31 @@ def test_a_real_run_that_is_warned_comes_back_and_ends_with_the_bits_of_an_unbro
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
+def test_an_array_divides_a_sweep_and_loses_nothing_when_a_worker_is_warned_and_a_node_lost(
+    slurm, photos, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(launch, "program", lambda: [sys.executable, "-m", "vitcli"])
+    words = f"{ONE_LAYER} --res 16 --batch-size 8 --recipe finetune/default --steps 150 --runs 2 -q"
+    line = ("finetune", *words.split(), "--lr", "0.01,0.02,0.03,0.04", "--dataset", photos)
+    out = tmp_path / "run"
+    run(*line, "--out", out, "--submit", "slurm", "--submit-workers", "3", *LIMIT)
+    jobs = json.loads((out / "submit.json").read_text())["submissions"][0]["job_ids"]
+
+    # While they train: one is warned, the node of another is lost.
+    while not list(out.glob("arms/*/checkpoints")) and len(list(out.glob("arms/*/metrics.jsonl"))) < 3:
+        time.sleep(0.02)
+    slurm.send(jobs[0], signal.SIGUSR1)
+    slurm.lose_node(jobs[1])
+    for job, starts in zip(jobs, (2, 2, 1), strict=True):
+        slurm.wait(job, "COMPLETED", starts=starts)
+    assert run(*line, "--out", tmp_path / "alone").code == 0
+    done, alone = (json.loads((folder / "summary.json").read_text()) for folder in (out, tmp_path / "alone"))
+    assert [done[key] for key in ("lr", "top1", "runs")] == [alone[key] for key in ("lr", "top1", "runs")]
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (out, tmp_path / "alone")]
+    assert weights[0] == weights[1]
+
+
 def test_a_partition_that_is_not_there_is_an_error_of_three_lines(slurm, tmp_path):
     words = ("--submit", "slurm", "--submit-set", "partition=none", *LIMIT)
     outcome = run("finetune", "--out", tmp_path / "run", *words)

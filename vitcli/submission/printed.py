@@ -16,10 +16,7 @@ as_text = itemgetter("file")
 
 
 def submit(submission: Submission) -> dict[str, Any]:
-    """Return the object of --json, with the file by which the place's own tool starts the workers.
-
-    The volume is mounted where --out begins: /runs for /runs/photos.
-    """
+    """Return the object of --json, with the file by which the place's own tool starts the workers."""
     env = Environment(
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
@@ -29,7 +26,7 @@ def submit(submission: Submission) -> dict[str, Any]:
     text = env.get_template(f"{submission.place.removeprefix('print:')}.j2").render(
         dict.fromkeys(keys_of(submission.place)) | submission.values,
         submission=submission,
-        mount=f"/{submission.out.parts[1]}",
+        mount=f"/{submission.out.parts[1]}",  # of the volume: /runs for /runs/photos
         words=words,
         line=shlex.join(words),
         repeated=[error.exit_code for error in REPEATED],
