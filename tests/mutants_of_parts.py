@@ -159,10 +159,10 @@ OF_PARTS = {
     },
     # Commands on other machines.
     ("vitcli/submission/submission.py", "tests/submission/test_printed.py"): {
-        "a worker submits again": ("if not is_value and name not in OPTIONS:", "if True:"),
+        "a worker submits again": ("        if name not in OPTIONS:", "        if True:"),
         "a file lists the values of --submit-set as words of the command": (
-            "is_value = not is_value and name in OPTIONS and not equals",
-            "is_value = False",
+            "            next(left)\n",
+            "            pass\n",
         ),
     },
     ("vitcli/submission/worker.py", "tests/submission/test_slurm.py"): {
