@@ -175,3 +175,24 @@ def test_a_worker_comes_back_unless_slurm_itself_ends_it(numbers, comes_back, ha
     monkeypatch.setattr(subprocess, "Popen", asked)
 
     assert ArrayWorker(["sleep", "60"])._run() == (143, comes_back)
+
+
+@pytest.mark.parametrize(
+    ("place", "task", "code", "requeued"),
+    [
+        ("slurm", "0", 143, [["scontrol", "requeue", "17_3"]]),
+        ("slurm", "1", 143, []),  # the first task of an element requeues it for all
+        ("local", "0", 144, []),  # upon which submitit starts it again
+    ],
+)
+def test_the_first_task_requeues_its_element(place, task, code, requeued, monkeypatch):
+    environ = {"SUBMITIT_EXECUTOR": place, "SLURM_JOB_ID": "17", "SLURM_PROCID": task}
+    for name, value in (environ | {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}).items():
+        monkeypatch.setenv(name, value)
+    calls = []
+    monkeypatch.setattr(ArrayWorker, "_run", lambda self: (143, True))
+    monkeypatch.setattr(subprocess, "run", lambda words, **_: calls.append(words))
+
+    with pytest.raises(SystemExit) as ended:
+        ArrayWorker(["vit"])()
+    assert (ended.value.code, calls) == (code, requeued)

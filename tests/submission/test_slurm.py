@@ -193,6 +193,16 @@ def test_a_partition_that_is_not_there_is_an_error_of_three_lines(slurm, tmp_pat
     assert "where: --submit slurm" in outcome.err and outcome.out == ""
 
 
+def test_without_accounting_a_state_is_unknown_and_the_result_is_still_json(slurm, tmp_path):
+    (slurm.folder / "bin" / "sacct").write_text(
+        "#!/bin/sh\necho accounting storage is disabled >&2; exit 1\n"
+    )
+    record = {"place": "slurm", "job_ids": ["3_0", "3_1"], "command_line": []}
+    (tmp_path / "submit.json").write_text(json.dumps({"submissions": [record]}))
+
+    assert states(tmp_path) == ["UNKNOWN", "UNKNOWN"]
+
+
 def test_submitit_knows_every_key(slurm, tmp_path):
     submission = Submission("slurm", 2, keys_of("slurm"), tmp_path, ())
     executor = submitit.AutoExecutor(tmp_path, cluster="slurm")
