@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -39,21 +40,27 @@ def started(count: int, work: Callable[[int], bytes]) -> Iterator[list[bytes]]:
             try:
                 os.close(opener)
                 os.read(gate, 1)  # until the parent lets all of them go
-                os.write(saying, work(number))
-                signal.pause()
-            finally:
-                os._exit(1)
+                answer = work(number)
+            except BaseException:
+                traceback.print_exc()
+                answer = b"!"
+            os.write(saying, answer)
+            signal.pause()
+            os._exit(1)
     os.close(opener)
+    os.close(saying)
     try:
-        answers: list[bytes] = []
+        answers = b""
         while len(answers) < count:
-            answers += [bytes([byte]) for byte in os.read(reading, count)]
-        yield answers
+            more = os.read(reading, count)
+            assert more, "one has ended without an answer"
+            answers += more
+        yield [bytes([answer]) for answer in answers]
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        for end in (gate, reading, saying):
+        for end in (gate, reading):
             os.close(end)
 
 
@@ -119,7 +126,11 @@ def test_an_entry_is_there_as_long_as_it_is_used_whoever_deletes_meanwhile(tmp_p
                 for folder in user_cache.cache_folder("decoded").glob("[0-9a-f]*"):
                     user_cache.delete(folder)
                 continue
-            store = opened()
+            try:
+                store = opened()
+            except OSError as error:  # it was deleted ten times in a row
+                assert "cannot be locked" in str(error)
+                continue
             folder, index = user_cache.cache_folder("decoded"), os.fstat(store._index_file.fileno())
             if not any(os.path.samestat(index, path.stat()) for path in folder.glob("[0-9a-f]*/index")):
                 return b"0"
