@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import pytest
 
 from tests.cli.test_app import check_error
 from tests.conftest import locked, run, vit
+from tests.faulty_disk import script
 from tests.figures import drawn_figures
 from vitcli import recipe as recipes
 from vitcli.errors import Stopped, VitError
@@ -402,3 +404,13 @@ def test_the_compute_of_a_plan_is_that_of_all_runs_that_are_counted(monkeypatch)
     prepared = SimpleNamespace(view="mine", name="mine", study=SimpleNamespace(score=None))
 
     assert study.plan(prepared, None)["exaflops"] == 2.5
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_asleep_full_or_cut_off_make_the_study_of_one_undisturbed_worker(tmp_path):
+    strikes = os.environ.get("VIT_STRIKES", "50")
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    found = json.loads(script(cache, "tests.shared_work", strikes, tmp_path))
+
+    print({key: value for key, value in found.items() if key != "problems"})
+    assert found["problems"] == [] and sum(found["strikes"].values()) == int(strikes)
