@@ -61,7 +61,7 @@ class Attack:
     def __init__(self, words: list[object], scratch: Path, draws: random.Random):
         self.words, self.scratch, self.draws = words, scratch, draws
         self.out, self.workers, self.codes = scratch / "out", {}, Counter()
-        self.asleep: dict[int, float] = {}
+        self.asleep: dict[int, float] = {}  # until when
         self.problems: list[str] = []
 
     def run(self, truth: dict[str, str], strikes: int) -> Counter:
@@ -93,7 +93,8 @@ class Attack:
         if child:
             self.workers[child] = output
             return
-        with output.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+        with suppress(OSError), output.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+            code = 5  # what it says may not fit on a full disk
             code = command([*self.words, "--out", self.out])()
         os._exit(code)
 
@@ -111,13 +112,12 @@ class Attack:
                 process.rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         elif self.out.exists():
             gone = self.scratch / "gone"
-            with suppress(OSError):
-                self.out.rename(gone)
-                time.sleep(self.draws.uniform(0.1, 1.5) * LEASE_S)
-                if self.out.exists():  # a worker has begun anew in the meantime
-                    self.problems += [] if not any(self.out.rglob("summary.json")) else ["begun anew"]
-                    shutil.rmtree(self.out)
-                gone.rename(self.out)
+            self.out.rename(gone)
+            time.sleep(self.draws.uniform(0.1, 1.5) * LEASE_S)
+            while gone.exists():  # workers may have begun anew in the meantime
+                shutil.rmtree(self.out, ignore_errors=True)
+                with suppress(OSError):
+                    gone.rename(self.out)
 
     def _collect(self) -> None:
         for pid, output in list(self.workers.items()):

@@ -36,6 +36,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """
     temporary = temporary_beside(path)
     try:
+        fence(path)  # before a folder that has vanished is made anew, and again before its file is replaced
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_debris(path)
         temporary.touch(exist_ok=False)

@@ -35,6 +35,7 @@ from vitcli.errors import MachineError, Stopped, VitError
 HOME = ".vit-cells"
 LEASE_S, BEATS = 60.0, 6  # a lease, and how often in it its holder shows that it is there
 VARIABLE = "VIT_LEASE_S"
+POLL_S = 0.1
 BEAT, OWNER, NAMES = "beat", "owner.json", "cells.json"
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
 NO_CLAIM = (0, WAITING)
@@ -106,7 +107,10 @@ class Lease:
     _is_over: threading.Event = field(default_factory=threading.Event)
 
     def check(self) -> None:
-        """Raise `Superseded` unless the cell is certainly still held."""
+        """Raise `Superseded` unless the cell is certainly still held; wait for a folder that has vanished."""
+        while not self._is_lost and not self.claim.exists():
+            self._is_lost = clock() - self._beat_at > self.seconds / 2
+            time.sleep(POLL_S)
         if self._is_lost or clock() - self._beat_at > self.seconds / 2:
             self._is_lost = True
             raise Superseded(

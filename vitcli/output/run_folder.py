@@ -85,6 +85,7 @@ class RunFolder:
         folder.refuse_foreign()
         self._owned, self._is_new = folder, overwrite or not (path / LOCK).exists()
         folder.claim(self._held)
+        fence(path)
         # Remove what an interrupted write has left, then what an earlier run has.
         for pattern in (f"{TEMPORARY}*", f"figures/{TEMPORARY}*"):
             for leftover in path.glob(pattern):
@@ -139,10 +140,10 @@ class RunFolder:
         Raises:
             DataError: it is shorter.
         """
-        if (self.path / METRICS).stat().st_size < num_bytes:
+        if os.fstat(self._metrics.fileno()).st_size < num_bytes:
             fix = "restore it, or start again with --overwrite"
             raise DataError(f"{METRICS} is shorter than its checkpoint says", where=str(self.path), fix=fix)
-        os.truncate(self.path / METRICS, num_bytes)
+        self._metrics.truncate(num_bytes)  # the open file: by its name a late worker would cut another's
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         write_json(self.path / name, value)

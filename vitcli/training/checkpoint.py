@@ -228,6 +228,7 @@ def find_newest(run_dir: Path) -> tuple[int | None, list[str]]:
         damage = find_damage(folder)
         if damage is None:
             for bad in damaged:
+                fence(bad)
                 bad.rename(_free_name(bad.with_name(f"damaged_{bad.name}")))
             notes = [f"checkpoint {bad.name} is damaged ({damaged[bad]})" for bad in damaged]
             return step_of_checkpoint(folder), notes
@@ -370,6 +371,7 @@ def _wrong_optimizer(
 
 def clean(run_dir: Path) -> None:
     """Remove the temporary folders of interrupted saves. Call it under the run's lock."""
+    fence(run_dir)
     for leftover in _home(run_dir).glob(f"{TEMPORARY}*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
