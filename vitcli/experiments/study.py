@@ -21,7 +21,7 @@ from vitcli.output.progress import Progress
 from vitcli.recipe import Draft, Recipe, find_for_dataset, merge
 from vitcli.recipe.sweep import check_with_choices
 from vitcli.recipe.validation import Problem, report
-from vitcli.training.many_runs.sequence import RunCell, SharedWork
+from vitcli.training.many_runs.sequence import RESULTS, RunCell, SharedWork
 
 WRITE_EVERY_S = 60.0  # between updates of tables and figures while runs are in progress
 
@@ -155,6 +155,8 @@ def run(
             cells.append(RunCell(cell.name, _run_dir(folder, cell), partial(train, number), finished))
         try:
             SharedWork(cells, folder, runtime, progress, on_done).run()
+            final = RunCell(RESULTS, folder, partial(runtime.on_main, write_results), lambda: None)
+            SharedWork([final], folder, runtime, progress).run()
             runtime.on_main(Cells(folder).end)
         finally:
             result = write_results() if runtime.is_main else {}

@@ -9,8 +9,8 @@ from vitcli import recipe as recipes
 from vitcli.experiments import study_schema, study_text
 from vitcli.experiments.study_schema import Score, Study, folder_name
 from vitcli.output import run_folder
-from vitcli.output.atomic import read_json, write_json, write_text
-from vitcli.output.leases import HOME
+from vitcli.output.atomic import TEMPORARY, read_json, write_json, write_text
+from vitcli.output.leases import HOME, is_leased
 from vitcli.output.owned_folder import OwnedFolder, refuse_other
 from vitcli.output.run_folder import refuse_other_recipe
 from vitcli.recipe import Recipe
@@ -83,6 +83,9 @@ def score_folder(run_dir: Path, score: Score, dataset: str) -> Path:
 
 def write_results(folder: Path, result: Mapping[str, Any]) -> None:
     """Write figures, tables and, last, the summary, unless the summary is up to date."""
+    if is_leased(folder):  # nobody else writes here: what killed workers have left can go
+        for leftover in (*folder.glob(f"{TEMPORARY}*"), *folder.glob(f"{FIGURES}/{TEMPORARY}*")):
+            leftover.unlink(missing_ok=True)
     if read_json(folder / run_folder.SUMMARY) == json.loads(json.dumps(result)):
         return
     from vitcli.experiments.study_figures import draw  # loads Matplotlib
