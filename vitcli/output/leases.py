@@ -108,16 +108,18 @@ class Lease:
 
     def check(self) -> None:
         """Raise `Superseded` unless the cell is certainly still held; wait for a folder that has vanished."""
-        while not self._is_lost and not self.claim.exists():
-            self._is_lost = clock() - self._beat_at > self.seconds / 2
+        while not (self._is_lost or self._is_silent()) and not self.claim.exists():
             time.sleep(POLL_S)
-        if self._is_lost or clock() - self._beat_at > self.seconds / 2:
+        if self._is_lost or self._is_silent():
             self._is_lost = True
             raise Superseded(
                 f"{self.name} was left to another worker: this one was silent for too long",
                 where=self.covers,
                 fix="type the same command again: it takes part again",
             )
+
+    def _is_silent(self) -> bool:
+        return clock() - self._beat_at > self.seconds / 2
 
     def __enter__(self) -> Self:
         _held.append(self)
