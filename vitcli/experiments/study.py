@@ -155,7 +155,8 @@ def run(
             cells.append(RunCell(cell.name, _run_dir(folder, cell), partial(train, number), finished))
         try:
             SharedWork(cells, folder, runtime, progress, on_done).run()
-            final = RunCell(RESULTS, folder, partial(runtime.on_main, write_results), lambda: None)
+            finished = partial(study_folder.written_by_another, folder)
+            final = RunCell(RESULTS, folder, partial(runtime.on_main, write_results), finished)
             SharedWork([final], folder, runtime, progress).run()
             runtime.on_main(Cells(folder).end)
         finally:

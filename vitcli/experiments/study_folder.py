@@ -81,6 +81,11 @@ def score_folder(run_dir: Path, score: Score, dataset: str) -> Path:
     return run_dir / ("score" if len(score.dataset or ()) < 2 else f"score-{folder_name(dataset)}")
 
 
+def written_by_another(folder: Path) -> dict[str, Any] | None:
+    """Return the summary of a study whose claims another worker has removed at its end."""
+    return None if (folder / HOME).exists() else read_json(folder / run_folder.SUMMARY)
+
+
 def write_results(folder: Path, result: Mapping[str, Any]) -> None:
     """Write figures, tables and, last, the summary, unless the summary is up to date."""
     if is_leased(folder):  # nobody else writes here: what killed workers have left can go

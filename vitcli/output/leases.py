@@ -217,7 +217,7 @@ class Cells:
     def reopen(self, name: str) -> None:
         """Let a cell that was done, and whose result has been deleted since, be claimed again."""
         with suppress(OSError):
-            path = self._path(name, self._claims()[name][0])
+            path = self._path(name, self._claims().get(name, NO_CLAIM)[0])
             os.rename(_ended(path, DONE), _ended(path, STOPPED))
 
     def states(self) -> dict[str, CellState]:
