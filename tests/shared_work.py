@@ -26,6 +26,7 @@ from tests.faulty_disk import command, in_a_fork
 from vitcli.distributed import startup
 
 WORKERS, LEASE_S = 4, 2
+CUT_OFF = ("the folder holds other files (cells)", "there is no recipe file")
 STUDY = """
 command = "pretrain"
 recipe = "pretrain/demo"
@@ -129,10 +130,9 @@ class Attack:
             del self.workers[pid]
             self.asleep.pop(pid, None)
             said = output.read_text()
-            began_in_another = (
-                code == 2 and "the folder holds other files (cells)" in said
-            )  # while it was away
-            if (code not in (0, 5, -signal.SIGKILL) and not began_in_another) or "Traceback" in said:
+            # A worker that began, or was reading a run, in the moment in which the folder was taken away.
+            is_cut_off = code == 2 and any(words in said for words in CUT_OFF)
+            if (code not in (0, 5, -signal.SIGKILL) and not is_cut_off) or "Traceback" in said:
                 self.problems.append(f"exit code {code}: {said[-800:]}")
 
     def _compare(self, truth: dict[str, str]) -> None:
