@@ -30,7 +30,8 @@ def now(monkeypatch):
 
 @pytest.fixture
 def cells(tmp_path) -> Cells:
-    begun = Cells(tmp_path)
+    (tmp_path / "out").mkdir()
+    begun = Cells(tmp_path / "out")
     begun.begin()
     return begun
 
