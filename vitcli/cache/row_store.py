@@ -316,13 +316,13 @@ def _lock(folder: Path, about: dict[str, Any], *, is_shared: bool) -> BinaryIO |
     A folder whose lock cannot be had is never deleted, so that it can be used without one.
     """
     for _ in range(10):  # another process may be deleting it
-        user_cache.make_own_folder(folder)
         try:
+            user_cache.make_own_folder(folder)
             if is_shared:
                 lock = user_cache.lock_use(folder)
             else:
                 lock = lock_file(folder / LOCK, wait_s=DELETED_WITHIN_S)
-        except FileNotFoundError:
+        except (FileNotFoundError, FileExistsError):
             continue
         except OSError as error:
             if error.errno not in NO_LOCKS:
