@@ -22,34 +22,14 @@ from pathlib import Path
 import psutil
 
 from tests.disk_sweeps import load_modules, results_of
+from tests.experiments.test_study import HELD_OUT
 from tests.faulty_disk import command, in_a_fork
 from vitcli.distributed import startup
 
 WORKERS, LEASE_S = 4, 2
 CUT_OFF = ("the folder holds other files (cells)", "there is no recipe file")
-STUDY = """
-command = "pretrain"
-recipe = "pretrain/demo"
-set.data.image_size = 16
-set.data.eval_resize = "square"
-set.data.eval_split = "test[:48]"
-set.train.batch_size = 8
-set.train.log_every = 1
-set.train.save_every = 1
-set.precision.compute = "fp32"
-set.eval.every = 0
-[grid]
-num_examples = [24, 48]
-steps = [6, 9]
-seeds = [0, 1, 2]
-[[variants]]
-name = "tiny"
-set.model.name = "ViT-demo/8"
-set.model.layers = 1
-set.model.hidden = 16
-[score]
-by = "eval"
-"""
+STUDY = HELD_OUT.replace("steps = [2]", "steps = [6, 9]\nseeds = [0, 1, 2]")
+STUDY = STUDY.replace("set.eval.every = 0", "set.eval.every = 0\nset.train.save_every = 1")
 
 
 class Attack:

@@ -18,7 +18,7 @@ from tests.faulty_disk import script
 from tests.figures import drawn_figures
 from vitcli import recipe as recipes
 from vitcli.errors import Stopped, VitError
-from vitcli.experiments import study
+from vitcli.experiments import study, study_folder
 from vitcli.experiments.study import StudyActions
 
 GRID = """# two networks, two sizes
@@ -166,6 +166,15 @@ def test_a_run_that_was_trained_and_not_scored_is_scored(file):
     (cell / "score").rmdir()
 
     assert go(file, Bench()) == first
+
+
+def test_a_worker_that_waits_takes_the_results_of_another_once_the_claims_are_gone(tmp_path):
+    (tmp_path / ".vit-cells").mkdir()
+    (tmp_path / "summary.json").write_text('{"num_finished": 8}')
+    assert study_folder.written_by_another(tmp_path) is None  # it may be an earlier one
+
+    (tmp_path / ".vit-cells").rmdir()
+    assert study_folder.written_by_another(tmp_path) == {"num_finished": 8}
 
 
 def test_another_study_in_the_folder_is_refused_with_what_differs(file):

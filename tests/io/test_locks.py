@@ -1,4 +1,4 @@
-"""Locks of files by processes: whoever ends lets go at once; nothing but a plain file of ours is locked."""
+"""Locks of files by processes: released at the end of a process; only a plain file of ours is locked."""
 
 import errno
 import fcntl

@@ -18,6 +18,7 @@ from vitcli.output import leases
 from vitcli.output.atomic import write_text
 from vitcli.output.leases import BEAT, DONE, RUNNING, Cells, Lease, Superseded, fence
 from vitcli.output.owned_folder import OwnedFolder
+from vitcli.output.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -75,6 +76,7 @@ def test_a_done_cell_whose_result_has_gone_can_be_opened_again(cells):
     with claim(cells, "a"):
         pass
     cells.reopen("a")
+    cells.reopen("never claimed")
 
     assert states(cells) == {"a": "stopped"} and claim(cells, "a").claim.name == "a.2"
 
@@ -196,6 +198,22 @@ def test_a_claim_among_ten_thousand_reads_no_other_one(cells, monkeypatch):
     monkeypatch.setattr(Cells, "_is_silent", lambda *_: pytest.fail("a claimed cell is read"))
 
     assert claim(cells, *names).name == "cell-10000"
+
+
+def test_a_worker_that_wakes_late_cuts_only_its_own_copy_of_the_metrics(cells, monkeypatch):
+    held = claim(cells, "a")
+    monkeypatch.setattr(leases, "_held", [held])
+    asleep = RunFolder(cells.folder / "a")
+    asleep.log({"step": 1})
+    awake = RunFolder(cells.folder / "a")  # of the worker that has taken over
+    awake.log({"step": 2})
+
+    asleep.rewind_metrics(0)
+
+    lines = (cells.folder / "a/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+    asleep.close()
+    awake.close()
 
 
 def test_in_a_cell_that_is_held_no_lock_is_taken_and_the_folder_is_marked(cells):

@@ -79,7 +79,7 @@ def test_a_job_of_slurm_needs_time_to_save(given, what):
 def test_hugging_face_jobs_take_one_worker():
     words = ("--submit", "print:hf", "--submit-workers", "2", *ON_THE_VOLUME)
 
-    assert "have no file system with a rename" in run("pretrain", "--out", "/runs/x", *words).err
+    assert "share no file system that renames folders" in run("pretrain", "--out", "/runs/x", *words).err
 
 
 @pytest.mark.parametrize("words", [("--submit-workers", "2"), ("--submit-set", "name=x")], ids=" ".join)

@@ -227,7 +227,7 @@ def lock_use(path: Path) -> BinaryIO:
 
 
 def _lock_unused(path: Path) -> BinaryIO | None:
-    """Return the open, locked lock of an entry that nobody uses, and nobody begins to use until it is closed.
+    """Return the open, locked lock of an unused entry, which stays unused until it is closed.
 
     None if it is in use, deleted, or cannot be locked, as on a file system without locks.
     """

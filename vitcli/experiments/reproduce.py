@@ -204,7 +204,7 @@ def _vtab(
         return finetune(recipe, replace(options, out=out))
 
     vtab.finetune_tasks(tasks, recipes, one_task, out=options.out, dry_run=False, quiet=options.quiet)
-    summaries = {task: finished_summary(options.out / task) for task in tasks}  # whoever has trained it
+    summaries = {task: finished_summary(options.out / task) for task in tasks}  # of all workers
     by_run = zip(*(summary["runs"] for summary in summaries.values()), strict=True)
     return {
         "runs": [{"seed": run[0]["seed"], "top1": fmean(task["top1"] for task in run)} for run in by_run],

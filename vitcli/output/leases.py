@@ -8,7 +8,7 @@ nothing more, so that one that was asleep for long and wakes up changes nothing.
 end of a name beside it: CELL.G.done.
 
 No clocks are compared: each worker measures with its own. Of the file system this needs that a rename onto a
-folder that is not empty fails, and that a file which was closed is seen whole by whoever opens it then, as
+folder that is not empty fails, and that a closed file is read whole when it is opened next, as
 NFS has it; no locks, and no listing that is up to date. A claim that a listing does not show yet makes the
 rename fail; the highest G of a cell stays, so an old listing never leads to a second holder.
 """
@@ -314,7 +314,7 @@ def _read_owner(claim: Path) -> dict[str, Any]:
 
 
 def _has_ended(owner: dict[str, Any]) -> bool:
-    """Return whether a worker ran here, in sight of this process, and runs no longer."""
+    """Return whether a worker ran here, in the same container, and has ended."""
     if owner.get("place") != _place():
         return False
     try:

@@ -1,6 +1,6 @@
 """`--submit`: a command of many runs as n equal workers, which divide the runs among themselves.
 
-Each worker types the same command line without --submit: what is done and what is left is in the folder that
+Each worker types the same command line without --submit: the state of the work is in the folder that
 they share, so none of them needs a part of its own.
 """
 
@@ -52,7 +52,7 @@ def keys_of(place: str) -> dict[str, Any]:
 def prepare(
     place: str, num_workers: int, given: Sequence[str], out: Path | None, arguments: Sequence[str]
 ) -> Submission:
-    """Check a command line whose workers are to share the folder `out`; VitError for what is in the way."""
+    """Check a command line whose workers are to share the folder `out`; VitError for a conflict."""
     values, examples, is_printed = _parsed(place, given), keys_of(place), place in PRINTED
     words = [re.sub(r"\w+://\S+", lambda url: without_credentials(url[0]), word) for word in arguments]
     checks = [
@@ -67,8 +67,8 @@ def prepare(
          f"--out {out} is not on the volume of the workers", "a path below it, such as --out /runs/photos"),
         (values.get("signal_delay_s", 0) >= 60 * values.get("timeout_min", 0) > 0,
          "the signal to save would come before the start", "lower signal_delay_s, or raise timeout_min"),
-        (place == HF and num_workers > 1, "workers of Hugging Face Jobs have no file system with a rename, "
-         "by which they could divide the runs", "leave --submit-workers out"),
+        (place == HF and num_workers > 1, "its workers share no file system that renames folders",
+         "leave --submit-workers out"),
         (is_printed and words != list(arguments), "the printed file would hold the password of an address",
          "put the data on the volume, or name a bucket that the workers can read"),
     ]  # fmt: skip

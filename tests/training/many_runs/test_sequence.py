@@ -1,4 +1,4 @@
-"""Cells that several workers share: each done once, results in order, whoever has done them."""
+"""Cells that several workers share: each done once, results in order for every worker."""
 
 import json
 import threading

@@ -80,7 +80,7 @@ class SharedWork:
     Args:
         folder: of the command, which its workers share.
         runtime: the processes of this worker.
-        on_done: called with number and result of each cell in order, whoever has done it.
+        on_done: called with number and result of each cell in order, also of other workers.
     """
 
     def __init__(
