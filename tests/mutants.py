@@ -380,10 +380,36 @@ OF_RUNS = {
             "pass",
         ),
     },
-    ("vitcli/training/many_runs/sequence.py", "tests/training/many_runs/test_sequence.py"): {
+    ("vitcli/evaluation/parts.py", "tests/evaluation/test_parts.py"): {
+        "parts of another request are kept": (
+            "keys += [key for key in {**asked, **self.asked} if asked.get(key) != self.asked.get(key)]",
+            "pass",
+        ),
+        "the last part is cut off": (
+            "min(first + self.rows, len(split))",
+            "len(split) // self.rows * self.rows",
+        ),
+        "a damaged part stays": ("except (OSError, ValueError):", "except OSError:"),
+    },
+    ("vitcli/features/feature_store.py", "tests/evaluation/test_parts.py"): {
+        "rows are counted anew in each part": (
+            'records_N["row"] + first_row if',
+            'records_N["row"] if',
+        ),
+    },
+    ("vitcli/evaluation/predictions.py", "tests/evaluation/test_parts.py"): {
+        "rows of an evaluation are counted anew in each part": (
+            'arrays["rows_N"] = arrays["rows_N"] + first_row',
+            "pass",
+        ),
+    },
+    ("vitcli/results.py", "tests/evaluation/test_parts.py"): {
+        "a row of the parts is its neighbour": ('side="right")', 'side="left")'),
+    },
+    ("vitcli/output/shared_work.py", "tests/output/test_shared_work.py"): {
         "what another worker has just finished is trained again": (
-            "result = self.runtime.on_main(cell.finished) or cell.train()",
-            "result = cell.train()",
+            "result = self.runtime.on_main(cell.finished) or cell.work()",
+            "result = cell.work()",
         ),
         "results are told in the order of their ends": (
             "while self._num_told in self.results:",

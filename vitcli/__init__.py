@@ -6,18 +6,19 @@ if TYPE_CHECKING:
     from vitcli.api import LoadedModel, ModelInfo, Transform, load_model
     from vitcli.commands import embed, evaluate, export, fewshot, finetune, inspect, predict
     from vitcli.errors import VitError
-    from vitcli.results import Result
+    from vitcli.results import Result, load_features
 
 __version__ = "1.0.0"
 _HOMES = {
     "api": ("LoadedModel", "ModelInfo", "Transform", "load_model"),
     "commands": ("embed", "evaluate", "export", "fewshot", "finetune", "inspect", "predict"),
     "errors": ("VitError",),
-    "results": ("Result",),
+    "results": ("Result", "load_features"),
 }
 __all__ = [
     "LoadedModel", "ModelInfo", "Result", "Transform", "VitError", "__version__",
-    "embed", "evaluate", "export", "fewshot", "finetune", "inspect", "load_model", "predict",
+    "embed", "evaluate", "export", "fewshot", "finetune", "inspect", "load_features", "load_model",
+    "predict",
 ]  # fmt: skip
 
 

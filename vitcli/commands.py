@@ -107,6 +107,7 @@ def evaluate(
     precision: Literal["auto", "fp32", "bf16", "fp16"] | None = None,
     device: str | None = None,
     workers: int | None = None,
+    part_rows: int | None = None,
     save_predictions: Name | None = None,
     profile: bool = False,
     out: Name | None = None,
@@ -149,6 +150,7 @@ def predict(
     why: Name | None = None,
     sort_into: Name | None = None,
     out: Name | None = None,
+    part_rows: int | None = None,
     overwrite: bool = False,
     quiet: bool = False,
 ) -> PredictionResult:
@@ -160,7 +162,7 @@ def predict(
     Args:
         images: files, folders and globs; or videos.
         why: a page to write, .html, with the reasons of each answer.
-        out: a .csv, .jsonl or .html to write.
+        out: a .csv, .jsonl or .html to write; a folder with `part_rows`.
 
     Raises:
         VitError: as the command fails; `error.result` has the predictions of the images that could be read.
@@ -227,6 +229,7 @@ def embed(
     precision: Literal["auto", "fp32", "bf16", "fp16"] | None = None,
     device: str | None = None,
     workers: int | None = None,
+    part_rows: int | None = None,
     overwrite: bool = False,
     quiet: bool = False,
 ) -> FeaturesResult:

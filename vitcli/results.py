@@ -3,12 +3,16 @@
 import base64
 import html
 import io
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from vitcli.errors import VitError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,13 +78,21 @@ class PredictionResult(Result):
     """Of `predict`; a notebook shows the first images with their answers."""
 
     @property
-    def predictions(self) -> list[dict[str, Any]]:
-        """An object per image: `file`, `top` with classes and probabilities, and doubts."""
-        return self.values["predictions"]
+    def predictions(self) -> Iterable[dict[str, Any]]:
+        """An object per image: `file`, `top` with classes and probabilities, and doubts.
+
+        A list, or of parts (`part_rows`) an iterator that reads their files.
+        """
+        return self.values["predictions"] if "predictions" in self.values else self._of_parts()
+
+    def _of_parts(self) -> Iterator[dict[str, Any]]:
+        for file in sorted(Path(self.values["out"], "parts").iterdir()):
+            with open(file, encoding="utf-8") as lines:
+                yield from (value for line in lines if "error" not in (value := json.loads(line)))
 
     def _repr_html_(self) -> str:
         cards = []
-        for prediction in self.predictions[:MOST_THUMBNAILS]:
+        for prediction in islice(self.predictions, MOST_THUMBNAILS):
             words = html.escape(_answer(prediction)), html.escape(Path(prediction["file"]).name)
             picture = _thumbnail(prediction["file"])
             cards.append(f'<div style="width:{SIDE}px">{picture}<b>{words[0]}</b><br>{words[1]}</div>')
@@ -95,11 +107,77 @@ class FewshotResult(Result):
 class FeaturesResult(Result):
     """Of `embed`: where the features are."""
 
-    def load(self) -> dict[str, np.ndarray]:
-        """Return the arrays of the file: features (N, D), labels and rows (N,), logits (N, classes)."""
-        from safetensors.numpy import load_file
+    def load(self) -> "dict[str, np.ndarray] | dict[str, RowsOfParts]":
+        """Return features (N, D), labels and rows (N,), logits (N, classes), as `load_features` does."""
+        return load_features(self.values["out"])
 
-        return load_file(self.values["out"])
+
+class RowsOfParts:
+    """One array of all parts of `vit embed --part-rows`, of which only what is asked for is read.
+
+    Args:
+        tensors: of the parts, in order, each with a row at least; `get_slice` of a .safetensors file.
+
+    Attributes:
+        shape: (N, ...).
+    """
+
+    def __init__(self, tensors: Sequence[Any]):
+        self._tensors = tensors
+        self._ends = np.cumsum([tensor.get_shape()[0] for tensor in tensors])
+        self.shape = (int(self._ends[-1]), *tensors[0].get_shape()[1:])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, which: int | slice | Sequence[int] | np.ndarray) -> np.ndarray:
+        if isinstance(which, int | np.integer):
+            return self[[int(which)]][0]
+        # Of a slice no index of all rows is made.
+        is_slice = isinstance(which, slice)
+        rows_M = np.arange(*which.indices(len(self))) if is_slice else np.asarray(which)
+        is_mask = rows_M.dtype == bool
+        rows_M = rows_M.nonzero()[0] if is_mask else np.where(rows_M < 0, rows_M + len(self), rows_M)
+        if len(rows_M) and not 0 <= rows_M.min() <= rows_M.max() < len(self):
+            raise IndexError(f"rows of 0 to {len(self) - 1} are there")
+        values_M = np.empty((len(rows_M), *self.shape[1:]), self._tensors[0][:1].dtype)
+        part_M = np.searchsorted(self._ends, rows_M, side="right")
+        for part in np.unique(part_M):
+            is_here_M = part_M == part
+            local = rows_M[is_here_M] - (self._ends[part - 1] if part else 0)
+            first = int(local.min())
+            values_M[is_here_M] = self._tensors[part][first : int(local.max()) + 1][local - first]
+        return values_M
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
+
+
+def load_features(path: str | Path) -> dict[str, np.ndarray] | dict[str, RowsOfParts]:
+    """Return what `vit embed` wrote: features (N, D), labels and rows (N,), and logits (N, classes).
+
+    Args:
+        path: the file, whose arrays are read; or the folder of `--part-rows`, whose arrays read the rows that
+            are asked for, `load_features("features")["features"][5_000_000:5_001_000]`.
+
+    Raises:
+        VitError: it is neither, or a part is missing.
+    """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.numpy import load_file
+
+    path = Path(path)
+    try:
+        if not path.is_dir():
+            return load_file(path)
+        names = json.loads((path / "parts.json").read_text())["parts"]
+        files = [safe_open(path / name, "np") for name in names]
+        files = [file for file in files if file.get_slice("rows").get_shape()[0]]  # else none could be read
+        names = list(files[0].keys())
+        return {name: RowsOfParts([file.get_slice(name) for file in files]) for name in names}
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
+        fix = "name a file of vit embed, or the folder of vit embed --part-rows when all is done"
+        raise VitError(f"the features cannot be read: {error}", where=str(path), fix=fix) from error
 
 
 class ExportResult(Result):

@@ -197,6 +197,8 @@ def test_a_run_reports_errors_and_evaluate_and_predict_agree_with_it(ages, train
     of_new = ("--dataset", tmp_path / "new", "--split", "train", "--skip-bad", "--json")
     new = run("evaluate", "--ckpt", trained, *of_new).json
     assert new["num_skipped_images"] == 1
+    parts = run("evaluate", "--ckpt", trained, *of_new, "--out", tmp_path / "parts", "--part-rows", 2).json
+    assert (parts["mae"], parts["num_skipped_images"], parts["num_eval_examples"]) == (new["mae"], 1, 3)
     assert new["mae"] == pytest.approx(np.mean([abs(by_file[f"{n}.png"] - n) for n in range(3)]))
     text = run("evaluate", "--ckpt", trained, "-q").out
     assert f"MAE         {summary['mae']:.4g}" in text and "always its mean gives MAE" in text

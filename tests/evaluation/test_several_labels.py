@@ -11,6 +11,7 @@ from PIL import Image, ImageOps
 from sklearn import metrics as sklearn_metrics
 
 from tests.conftest import run
+from tests.evaluation.test_parts import SPEEDS
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint, stopped_in_part
 from vitcli.errors import WeightsError
 from vitcli.evaluation.inference import mean_of_labels
@@ -186,7 +187,12 @@ def test_a_run_chooses_thresholds_that_evaluate_and_predict_use(shapes, trained,
     assert [sorted(names) for names in labels] == [
         [name for name, is_given in zip(("bright", "red"), row, strict=True) if is_given] for row in given_NK
     ]
-    tested = run("evaluate", "--ckpt", trained, "--split", "test", "--json", "-q").json
+    words = ("evaluate", "--ckpt", trained, "--split", "test", "--json", "-q")
+    tested = run(*words).json
+    parts = run(*words, "--out", tmp_path / "parts", "--part-rows", 7).json
+    assert {key: parts[key] for key in tested if key not in SPEEDS} == {
+        key: tested[key] for key in tested if key not in SPEEDS
+    }
     hot_NK = labels_of(shapes, "test")
     assert tested["f1_at_thresholds"] == pytest.approx(
         sklearn_metrics.f1_score(hot_NK, given_NK, average="macro", zero_division=0.0)

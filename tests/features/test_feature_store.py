@@ -14,11 +14,11 @@ from vitcli.cache import user_cache
 from vitcli.errors import MachineError
 from vitcli.features.feature_store import (
     StoredFeatures,
-    digest_of,
     open_beside,
     open_cached,
     write_safetensors,
 )
+from vitcli.weights.io import digest_of
 
 ABOUT = {"weights": "w", "data": "d"}
 NUM_ROWS, NUM_FEATURES, NUM_LOGITS = 20, 3, 2

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vitcli.errors import Stopped
-from vitcli.training.many_runs.sequence import run_all
+from vitcli.output.shared_work import run_all
 
 
 def test_finished_items_are_not_trained_again_and_results_come_in_order():

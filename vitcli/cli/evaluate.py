@@ -56,6 +56,7 @@ class PredictionOptions:
         "whose training data is still available.", "FILE.html")] = None
     every: Annotated[int | None, option("--every", DATA,
         "Of a video, every Nth frame (extra: video; default: 30).", "N", min=1)] = None
+    part_rows: options.PartRows = None
     jsonl: Annotated[bool, option("--jsonl", RUN,
         "Print one JSON object per image (default: a table).")] = False
     overwrite: options.Overwrite = False
@@ -76,7 +77,16 @@ class PredictionOptions:
             recipe = given.load(self.ckpt, inference)
         check_names_ckpt(recipe, "predict")
         inputs.check_images(self.images, "IMAGES")
+        if self.part_rows:
+            self._check_parts(self.part_rows)
         return recipe
+
+    def _check_parts(self, part_rows: int) -> None:
+        others = {"--why": self.why, "--sort-into": self.sort_into, "--jsonl": self.jsonl}
+        if named := next((name for name, value in others.items() if value), None):
+            fix = f"leave {named} out, or --part-rows; the parts are .jsonl files"
+            raise VitError(f"{named} is of all images at once", where=f"{named} and --part-rows", fix=fix)
+        inputs.check_folder_of_parts(self.out, part_rows)
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,7 @@ class EvaluationOptions:
     out: Annotated[Path | None, option("--out", RUN,
         "Folder for evaluation.json, tables and figures (default: write none).", "FOLDER")] = None
     overwrite: options.Overwrite = False
+    part_rows: options.PartRows = None
     save_predictions: Annotated[str | None, option("--save-predictions", RUN,
         "Write the prediction for each image to a .parquet file, for vit compare and other tools (default: "
         "none).", "FILE")] = None
@@ -147,7 +158,7 @@ class EvaluationOptions:
         return EvaluateOptions(
             split=self.split, real=self.real, real_index=self.real_index, classes=self.classes,
             all_compete=self.all_compete, sides=self.sides, mirrored=self.tta,
-            save_predictions=self.save_predictions, asserted=asserted,
+            save_predictions=self.save_predictions, asserted=asserted, part_rows=self.part_rows,
         )
 # fmt: on
 
@@ -172,7 +183,9 @@ def predict(*, inference: options.InferenceOptions, asked: PredictionOptions, pr
     from vitcli.evaluation import predict as predictions
     from vitcli.evaluation.text import predictions_as_text
 
-    more = predictions.PredictOptions(asked.topk, asked.threshold, asked.tta, asked.sort_into, asked.every)
+    more = predictions.PredictOptions(
+        asked.topk, asked.threshold, asked.tta, asked.sort_into, asked.every, asked.part_rows
+    )
     settings, render = inference.settings(printing, asked.out, asked.overwrite), predictions_as_text
     if asked.why:
         from vitcli.inspection.why import as_text, predict_why

@@ -128,8 +128,9 @@ def embed(
         "Leave the logits out (default: write them too).")] = True,
     num_processes: options.NumProcesses = None,
     out: Annotated[Path | None, option("--out", RUN,
-        "Required. The .safetensors file to write; an interrupted call with the same file is resumed.",
-        "FILE")] = None,
+        "Required. The .safetensors file to write, or with --part-rows the folder; an interrupted call with "
+        "the same --out is resumed.", "FILE")] = None,
+    part_rows: options.PartRows = None,
     overwrite: options.Overwrite = False,
     printing: options.Printing,
 ) -> int:  # fmt: skip
@@ -137,14 +138,16 @@ def embed(
 
     Features, logits, labels and row numbers. An interrupted call is resumed by the same command.
     """
-    if not out or out.suffix != ".safetensors":
+    if part_rows:
+        inputs.check_folder_of_parts(out, part_rows)
+    elif not out or out.suffix != ".safetensors":
         raise typer.BadParameter("name the file to write: --out FEATURES.safetensors", param_hint="--out")
     loaded = recipe.load(ckpt, inference, {"eval.layer": layer}, command="embed")
     launch(num_processes, inference.device)
     from vitcli.features.embed import as_text, embed
 
     settings = inference.settings(printing, out, overwrite)
-    return printing.show(embed(loaded, settings, split=split, logits=logits), as_text)
+    return printing.show(embed(loaded, settings, split=split, logits=logits, part_rows=part_rows), as_text)
 
 
 def counts(shots: str | None) -> list[int] | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitcli.errors import DataError, VitError, WeightsError, nearest_path
+from vitcli.output.text import count_of
 
 if TYPE_CHECKING:
     from vitcli.recipe import Recipe
@@ -166,3 +167,16 @@ def check_file(name: str, option: str) -> None:
     """Refuse a file or folder that does not exist."""
     if not Path(name).exists():
         raise VitError(f"there is no {name}{nearest_path(name)}", where=option, fix="check the path")
+
+
+def check_folder_of_parts(out: Path | None, part_rows: int) -> None:
+    """Refuse --part-rows without a folder.
+
+    Raises:
+        VitError: --out is missing, or names a file.
+    """
+    if out is None or out.suffix or out.is_file():
+        where = f"--out {out}" if out else "--part-rows"
+        fix = f"--out {out.with_suffix('') if out else 'FOLDER'}, or leave --part-rows out"
+        what = f"parts of {count_of(part_rows, 'image')} are files in a folder"
+        raise VitError(what, where=where, fix=fix)

@@ -2,13 +2,15 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from vitcli.data import classes as data_classes
 from vitcli.data import dataset
@@ -34,10 +36,14 @@ from vitcli.evaluation.files import FOLDER, EvalResult, claim, write_all
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.intervals import accuracy_interval
 from vitcli.evaluation.multilabel import Multilabel, multilabel_of, task_of
+from vitcli.evaluation.parts import FILES, Parts
 from vitcli.evaluation.predictions import (
     SUFFIXES,
     Predictions,
+    counts_of_part,
+    joined,
     per_class,
+    save_part,
     scores_of_classes,
     unique_names,
 )
@@ -58,8 +64,11 @@ from vitcli.output.summaries import Evaluation, ResolutionScore
 from vitcli.output.text import size_text
 from vitcli.recipe import Recipe, catalog
 from vitcli.recipe.schema import WITHOUT_EFFECT
-from vitcli.weights.io import Weights
+from vitcli.weights.io import Weights, digest_of
 from vitcli.weights.load import load_for_inference
+
+PASSES = "passes"  # of parts, in the folder of an evaluation
+WAIT_S = 600.0  # for another worker that writes the results
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,8 @@ class EvaluateOptions:
         mirrored: the mean of the probabilities of each image and its mirror image.
         save_predictions: Parquet file to write.
         asserted: assertions to report with the result; the command line acts on them.
+        part_rows: of the files below --out in which workers share the predictions, see `parts`; None for all
+            rows at once.
     """
 
     split: str = "auto"
@@ -86,6 +97,7 @@ class EvaluateOptions:
     mirrored: bool = False
     save_predictions: str | None = None
     asserted: tuple[Assertion, ...] = ()
+    part_rows: int | None = None
 
     def result_key(self, recipe: Recipe, split: Split) -> dict[str, Any]:
         """Return all that a result depends on, by option or recipe key: evaluation.json's "asked"."""
@@ -120,6 +132,7 @@ class EvalTask:
         target: what the weights predict if it is a number.
         thresholds: of the classes, of weights that give several labels per image.
         calibration: of the predictions, of weights that give an image one class and store it.
+        passes: with --part-rows, the folder of the parts of each pass; `overwrite` those of another request.
     """
 
     recipe: Recipe
@@ -139,6 +152,8 @@ class EvalTask:
     target: RegressionTarget | None = None
     thresholds: Multilabel | None = None
     calibration: Calibration | None = None
+    passes: Path | None = None
+    overwrite: bool = False
 
 
 def evaluate(recipes: Sequence[Recipe], options: EvaluateOptions, run: RunSettings) -> dict[str, Any]:
@@ -167,6 +182,13 @@ def evaluate(recipes: Sequence[Recipe], options: EvaluateOptions, run: RunSettin
     keys = [options.result_key(task.recipe, task.split) for task in tasks]
     with ExitStack() as lock:
         settings.runtime.on_main(lambda: claim(lock, keys, run, options.save_predictions))
+        if options.part_rows:  # other workers share the passes
+            folders = FOLDER.folders(run.out, len(tasks))
+            tasks = [
+                replace(task, passes=folder / PASSES, overwrite=run.overwrite)
+                for task, folder in zip(tasks, folders, strict=True)
+            ]
+            settings.runtime.on_main(lock.close)
         results = []
         for number, task in enumerate(tasks, start=1):
             if len(tasks) > 1:
@@ -179,6 +201,8 @@ def evaluate(recipes: Sequence[Recipe], options: EvaluateOptions, run: RunSettin
             evaluations = [result.summary for result in results]
             notes = _notes_on_other_images(tasks)
             summary = {"command": "evaluate", "evaluations": evaluations, "notes": notes}
+        if options.part_rows:  # they write their results one after the other
+            settings.runtime.on_main(lambda: claim(lock, keys, run, options.save_predictions, wait_s=WAIT_S))
         if run.out or options.save_predictions:
             settings.runtime.on_main(lambda: write_all(results, summary, run.out, options.save_predictions))
         if settings.profiler:
@@ -219,6 +243,9 @@ def _check(options: EvaluateOptions, run: RunSettings, *, num_evaluations: int) 
             fix="evaluate with one, then with the other",
         )
     # Outputs: one file of predictions, one folder.
+    if options.part_rows and not run.out:
+        what = "parts of the work are files in a folder"
+        raise VitError(what, where="--part-rows", fix="--out FOLDER as well, or leave --part-rows out")
     if options.save_predictions:
         if num_evaluations > 1:
             raise VitError(
@@ -421,30 +448,12 @@ def _run_pass(
     """Predict the split at one resolution; also return the pass's model, speed and skipped images."""
     size, posemb_method = preprocessing.image_size, task.recipe.model.posemb_resample
     model, arch = load_for_inference(weights, size, posemb_method, settings.device, loading_progress)
-    started_at, is_mirrored = time.perf_counter(), task.options.mirrored
-    predictions: Predictions | NumberPredictions
-    if task.target:
-        predictions, skipped = regression.predict_numbers(
-            model,
-            task.split,
-            preprocessing,
-            settings,
-            target=task.target,
-            is_mirrored=is_mirrored,
-        )
+    started_at = time.perf_counter()
+    predict = partial(_predict, task, model, preprocessing, settings, num_classes=arch.num_classes)
+    if task.passes:
+        predictions, skipped = _predict_parts(task, predict, weights, preprocessing, settings)
     else:
-        num_classes = task.projection.width if task.projection else arch.num_classes
-        mean = inference.mean_of_labels if task.thresholds else inference.mean_of_classes
-        predictions, skipped = inference.predict_split(
-            model,
-            task.split,
-            preprocessing,
-            settings,
-            num_classes=num_classes,
-            project=task.projection,
-            mean=mean if is_mirrored else None,
-        )
-    skipped = sorted(settings.runtime.union(set(skipped)))
+        predictions, skipped = predict(task.split)
     elapsed_s = time.perf_counter() - started_at
     return predictions, {
         "model": arch.name,
@@ -453,6 +462,60 @@ def _run_pass(
         "images_per_s": len(predictions) / elapsed_s,
         "elapsed_s": elapsed_s,
     }
+
+
+def _predict(
+    task: EvalTask,
+    model: nn.Module,
+    preprocessing: Preprocessing,
+    settings: EvalSettings,
+    split: Split,
+    *,
+    num_classes: int,
+) -> tuple[Predictions | NumberPredictions, list[str]]:
+    """Predict the split of the task or a part of it; also return the places of undecodable images."""
+    is_mirrored = task.options.mirrored
+    predictions: Predictions | NumberPredictions
+    if task.target:
+        predictions, skipped = regression.predict_numbers(
+            model, split, preprocessing, settings, target=task.target, is_mirrored=is_mirrored
+        )
+    else:
+        mean = inference.mean_of_labels if task.thresholds else inference.mean_of_classes
+        predictions, skipped = inference.predict_split(
+            model,
+            split,
+            preprocessing,
+            settings,
+            num_classes=task.projection.width if task.projection else num_classes,
+            project=task.projection,
+            mean=mean if is_mirrored else None,
+        )
+    return predictions, sorted(settings.runtime.union(set(skipped)))
+
+
+def _predict_parts(
+    task: EvalTask,
+    predict: Callable[[Split], tuple[Predictions | NumberPredictions, list[str]]],
+    weights: Weights,
+    preprocessing: Preprocessing,
+    settings: EvalSettings,
+) -> tuple[Predictions | NumberPredictions, list[str]]:
+    """Predict the parts of the split that no other worker predicts; return what `predict` does of all."""
+    most = inference.MOST_SCORES // len(task.split)  # of a row, if all are kept
+
+    def write(part: Split, first: int, file: Path) -> None:
+        predictions, skipped = predict(part)
+        settings.runtime.on_main(lambda: save_part(file, predictions, skipped, first, most_scores=most))
+
+    asked = task.options.result_key(task.recipe, task.split) | {"data": task.fingerprint}
+    asked |= {"weights": digest_of(weights.state), "preprocessing": preprocessing.summary()}
+    asked |= {"precision": settings.precision}
+    folder = task.passes / size_text(preprocessing.resolution)
+    parts = Parts(folder, task.options.part_rows, asked, ".npz", write, counts_of_part)
+    parts.make(task.split, settings, overwrite=task.overwrite)
+    kind = partial(NumberPredictions, task.target) if task.target else Predictions
+    return joined(sorted((folder / FILES).iterdir()), kind)
 
 
 def _scores(predictions: Predictions | NumberPredictions) -> dict[str, float | None]:

@@ -54,9 +54,17 @@ class EvalResult:
 
 
 def claim(
-    lock: ExitStack, keys: Sequence[dict[str, Any]], run: RunSettings, save_predictions: str | None
+    lock: ExitStack,
+    keys: Sequence[dict[str, Any]],
+    run: RunSettings,
+    save_predictions: str | None,
+    *,
+    wait_s: float = 0.0,
 ) -> None:
     """Check that both outputs can be written, and lock the folder until `lock` is closed.
+
+    Args:
+        wait_s: for another process that holds the folder.
 
     Raises:
         MachineError: an output cannot be written, or another process holds the folder.
@@ -65,7 +73,7 @@ def claim(
     if save_predictions:
         atomic.make_folder(Path(save_predictions).resolve().parent, option="--save-predictions")
     if run.out is not None:
-        FOLDER.claim(lock, run.out, keys, overwrite=run.overwrite)
+        FOLDER.claim(lock, run.out, keys, overwrite=run.overwrite, wait_s=wait_s)
 
 
 def write_all(

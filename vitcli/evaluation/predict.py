@@ -1,8 +1,10 @@
 """`vit predict`: class probabilities or numbers of image files, with the same preprocessing as evaluation."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,16 @@ from vitcli.evaluation.calibration.results import calibrated
 from vitcli.evaluation.calibration.stored import Calibration, calibration_of, why_unchecked
 from vitcli.evaluation.contact_sheet import ContactSheet
 from vitcli.evaluation.multilabel import Multilabel, multilabel_of, task_of
+from vitcli.evaluation.parts import Parts
 from vitcli.evaluation.setup import LoadedNetwork, RunSettings, eval_settings, load_network, read_checkpoint
+from vitcli.io.files import open_regular
 from vitcli.models import features
 from vitcli.models.features import TimmNetwork
 from vitcli.output.atomic import check_out, write_text
 from vitcli.output.text import count_of, csv_text, first_few, json_of
 from vitcli.recipe import Recipe
 from vitcli.weights import imagenet
-from vitcli.weights.io import Weights
+from vitcli.weights.io import Weights, digest_of
 
 CSV = ".csv"
 PAGE = ".html"
@@ -49,6 +53,7 @@ class PredictOptions:
         mirrored: the mean of the probabilities of each image and its mirror image.
         sort_into: a folder for copies of the images, in a folder for each class; None for none.
         every: of the frames of a video; None for `video.EVERY`.
+        part_rows: images of each .jsonl below the folder --out, see `parts`; None for one file.
     """
 
     topk: int | None = None
@@ -56,6 +61,7 @@ class PredictOptions:
     mirrored: bool = False
     sort_into: Path | None = None
     every: int | None = None
+    part_rows: int | None = None
 
 
 def predict(
@@ -71,13 +77,55 @@ def predict(
         DataError: no image is found, or none can be read.
     """
     # Bad paths are reported before anything is downloaded or loaded.
-    check_output(run)
+    if not options.part_rows:
+        check_output(run)
     split = _open(images, options)
 
     # The network, at the resolution and with the preprocessing of its weights.
     settings = eval_settings(recipe, run)
     network = load_network(read_checkpoint(recipe, quiet=run.quiet), recipe, settings)
+    if options.part_rows:
+        return _predict_parts(network, split, recipe, run, options)
     return predict_with(network, split, recipe, run, options)
+
+
+def _predict_parts(
+    network: LoadedNetwork, split: Split, recipe: Recipe, run: RunSettings, options: PredictOptions
+) -> dict[str, Any]:
+    """Write the predictions of each part that no other worker writes; return the object of --json."""
+
+    def write(part: Split, first: int, file: Path) -> None:
+        result = predict_with(network, part, recipe, replace(run, out=None), options)
+        write_text(file, as_jsonl(result))
+
+    def read(file: Path) -> dict[str, Any]:
+        with open_regular(file) as lines:
+            num_lines, failed = 0, []
+            for line in lines:
+                num_lines += 1
+                failed += [value] if b'"error"' in line and "error" in (value := json.loads(line)) else []
+        return {"num_examples": num_lines - len(failed), "skipped_images": failed}
+
+    weights = network.weights
+    about = {
+        "command": "predict",
+        "ckpt": recipe.model.ckpt,
+        "model": network.arch.name,
+        "preprocessing": network.preprocessing.summary(),
+        "class_names_from": weights.imagenet or ("weights" if weights.class_names else None),
+    }
+    asked = about | {"precision": network.settings.precision, "weights": digest_of(weights.state)}
+    asked |= {"topk": options.topk, "threshold": options.threshold, "tta": options.mirrored}
+    names = "\n".join(map(split.where_is, range(len(split))))
+    asked["images"] = blake2b(names.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+    parts = Parts(run.out, options.part_rows, asked, ".jsonl", write, read)
+    counts = parts.make(split, network.settings, overwrite=run.overwrite)
+    unreadable = [{"file": line["file"], "message": line["error"]} for line in counts["skipped_images"]]
+    counts |= {"skipped_images": [entry["file"] for entry in unreadable], "unreadable": unreadable}
+    result = about | counts | {"on_bad_image": recipe.data.on_bad_image} | split.left_out.summary()
+    if not counts["num_examples"]:
+        raise error_of(result)
+    return result
 
 
 def check_output(run: RunSettings) -> None:
@@ -108,7 +156,7 @@ def predict_with(
     notes = [] if target else _notes_on_classes(weights, arch.num_classes, options.topk)
     about = f"{arch.name}: {network.preprocessing.summary()}, {network.preprocessing_from}"
     for line in [about, *split.lines, *notes]:
-        settings.progress.note(line)
+        settings.progress.note_once(line)
 
     # The top classes of each image, or its number.
     topk = min(options.topk or DEFAULT_TOPK, arch.num_classes)
@@ -117,8 +165,6 @@ def predict_with(
     readers = [read for read in (sheet.add if sheet else None, on_image) if read]
     predictions = _predictions(replace(network, settings=settings), split, outputs_of, predicted, readers)
     unreadable = _unreadable(split, [row for row in range(len(split)) if row not in predictions])
-    if not predictions:
-        raise error_of(unreadable, len(split))
     result = {
         "command": "predict",
         "ckpt": recipe.model.ckpt,
@@ -133,6 +179,8 @@ def predict_with(
         "on_bad_image": recipe.data.on_bad_image,
         **split.left_out.summary(),
     }
+    if not predictions and not options.part_rows:
+        raise error_of(result)
     is_of_classes = task is Task.ONE_CLASS and arch.num_classes > 1
     if calibration and not options.mirrored:  # known of images as they are
         result["selective"] = selective.results_of(calibration.facts())
@@ -314,18 +362,18 @@ def _write(
 
 def failure(result: dict[str, Any]) -> DataError | None:
     """Return the error to end with where images cannot be read and are not to be skipped."""
-    unreadable = result["unreadable"]
-    if not unreadable or result["on_bad_image"] == "skip":
-        return None
-    return error_of(unreadable, len(unreadable) + len(result["predictions"]))
+    has_failed = result["num_skipped_images"] and result["on_bad_image"] != "skip"
+    return error_of(result) if has_failed else None
 
 
-def error_of(unreadable: Sequence[dict[str, str]], num_images: int) -> DataError:
+def error_of(result: dict[str, Any]) -> DataError:
     """Return the error about images that cannot be read."""
-    where, reason = first_few([entry["file"] for entry in unreadable]), unreadable[0]["message"]
-    what = f"{len(unreadable):,} of {count_of(num_images, 'image')} cannot be read"
-    files = "this file" if len(unreadable) == 1 else "these files"
-    if len(unreadable) == num_images:
+    unreadable, count = result["unreadable"], result["num_skipped_images"]
+    num_right = result["num_examples"] if "num_parts" in result else len(result["predictions"])
+    where, reason = first_few([entry["file"] for entry in unreadable], total=count), unreadable[0]["message"]
+    what = f"{count:,} of {count_of(count + num_right, 'image')} cannot be read"
+    files = "this file" if count == 1 else "these files"
+    if not num_right:
         return DataError(f"{what}: {reason}", where=where, fix=f"check {files}")
     fix = f"the other images are answered; check {files}, or leave such ones out with --skip-bad"
     return DataError(f"{what}: {reason}", where=where, fix=fix)

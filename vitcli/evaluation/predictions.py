@@ -5,8 +5,8 @@ Letters: N rows, K classes, T top classes kept, M labels of a row, or bins of a 
 """
 
 import json
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # it imports this module
 
 
 NUM_BINS = 15  # as in Guo et al. and most published ECE values
+EXAMPLE_SCORE = "example_scores."  # in front of their names in a part
 BINS = ("edges", "counts", "confidence", "accuracy")  # of a reliability diagram in a result
 
 
@@ -232,6 +233,55 @@ def write_predictions(
             pq.write_table(table, opened, compression="zstd")
 
     atomic.replace_file(Path(path), write)
+
+
+def save_part(
+    file: Path,
+    predictions: "Predictions | NumberPredictions",
+    skipped: Sequence[str],
+    first_row: int,
+    *,
+    most_scores: int,
+) -> None:
+    """Write the predictions of a part of a split, whose rows begin at `first_row`, as arrays of NumPy.
+
+    Args:
+        most_scores: of a row; more are not kept.
+    """
+    arrays = {name: values for name, values in vars(predictions).items() if isinstance(values, np.ndarray)}
+    arrays["rows_N"] = arrays["rows_N"] + first_row
+    for name in ("scores_NK", "logits_NK"):
+        if name in arrays and arrays[name].shape[1] > most_scores:
+            del arrays[name]
+    scores = getattr(predictions, "example_scores", {})
+    arrays |= {f"{EXAMPLE_SCORE}{name}": values_N for name, values_N in scores.items()}
+    arrays["skipped"] = np.array(skipped, dtype=str)
+
+    def write(path: Path) -> None:
+        with path.open("wb") as opened:  # numpy would add its own suffix to a name
+            np.savez(opened, **arrays)
+
+    atomic.replace_file(file, write)
+
+
+def counts_of_part(file: Path) -> dict[str, Any]:
+    """Return what `Parts.read` returns of a file of `save_part`."""
+    with np.load(file) as arrays:
+        return {"num_examples": len(arrays["rows_N"]), "skipped_images": arrays["skipped"].tolist()}
+
+
+def joined(files: Sequence[Path], kind: Callable[..., Any]) -> tuple[Any, list[str]]:
+    """Return the predictions of all parts as a `kind`, and the places of undecodable images."""
+    arrays = defaultdict(list)
+    for file in files:
+        with np.load(file) as part:
+            for name in part.files:
+                arrays[name].append(part[name])
+    whole = {name: np.concatenate(values) for name, values in arrays.items()}
+    skipped = whole.pop("skipped").tolist()
+    names = [name for name in whole if name.startswith(EXAMPLE_SCORE)]
+    scores = {name.removeprefix(EXAMPLE_SCORE): whole.pop(name) for name in names}
+    return kind(**whole, **({"example_scores": scores} if scores else {})), skipped
 
 
 def pooled(paths: Sequence[Path], rows: Sequence[np.ndarray]) -> Predictions:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.evaluation.calibration.scaling import Scaling
+from vitcli.evaluation.parts import rows_of_text
 from vitcli.evaluation.sorting import is_only_unlike
 from vitcli.output.document import Columns, Kind, simple_table
 from vitcli.output.scores import ERRORS, SHOWN, first_score_rows, interval_shown, score_rows, shown
@@ -281,6 +282,8 @@ def predictions_as_text(result: dict[str, Any], *, is_brief: bool | None = None)
     Args:
         is_brief: a line per image, with its top class and the next; default: for more than four images.
     """
+    if "num_parts" in result:
+        return _parts_of_predictions(result)
     predictions = result["predictions"]
     brief = len(predictions) > FEW if is_brief is None else is_brief
     if any("labels" in entry for entry in predictions):
@@ -292,6 +295,12 @@ def predictions_as_text(result: dict[str, Any], *, is_brief: bool | None = None)
     else:
         table = _brief_predictions(predictions) if brief else _all_predictions(predictions)
     return table + _end_of_predictions(result)
+
+
+def _parts_of_predictions(result: dict[str, Any]) -> str:
+    left_out = skipped(result) if result["on_bad_image"] == "skip" else []
+    model = [("model", result["model"]), ("pixels", result["preprocessing"])]
+    return pairs([*rows_of_text(result), *model, *left_out])
 
 
 def _predicted_labels(predictions: list[dict[str, Any]]) -> str:

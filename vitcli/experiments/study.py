@@ -18,10 +18,10 @@ from vitcli.experiments.study_schema import Score, Study, folder_name
 from vitcli.output.atomic import read_json
 from vitcli.output.leases import Cells
 from vitcli.output.progress import Progress
+from vitcli.output.shared_work import RESULTS, SharedWork, WorkCell
 from vitcli.recipe import Draft, Recipe, find_for_dataset, merge
 from vitcli.recipe.sweep import check_with_choices
 from vitcli.recipe.validation import Problem, report
-from vitcli.training.many_runs.sequence import RESULTS, RunCell, SharedWork
 
 WRITE_EVERY_S = 60.0  # between updates of tables and figures while runs are in progress
 
@@ -152,11 +152,11 @@ def run(
         for number in missing:
             cell, recipe = prepared.cells[number], prepared.recipes[number]
             finished = partial(study_folder.scores_of, _run_dir(folder, cell), recipe, score)
-            cells.append(RunCell(cell.name, _run_dir(folder, cell), partial(train, number), finished))
+            cells.append(WorkCell(cell.name, _run_dir(folder, cell), partial(train, number), finished))
         try:
             SharedWork(cells, folder, runtime, progress, on_done).run()
             finished = partial(study_folder.written_by_another, folder)
-            final = RunCell(RESULTS, folder, partial(runtime.on_main, write_results), finished)
+            final = WorkCell(RESULTS, folder, partial(runtime.on_main, write_results), finished)
             SharedWork([final], folder, runtime, progress).run()
             runtime.on_main(Cells(folder).end)
         finally:

@@ -21,9 +21,9 @@ from vitcli.output.leases import Cells
 from vitcli.output.owned_folder import OwnedFolder
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import earlier_summary
+from vitcli.output.shared_work import SharedWork, WorkCell, run_all
 from vitcli.output.summaries import VtabSummary, VtabTask
 from vitcli.recipe import Recipe
-from vitcli.training.many_runs.sequence import RunCell, SharedWork, run_all
 
 MOST_NAMED = 4
 
@@ -110,7 +110,7 @@ def finetune_tasks(
         cells = []
         for task in groups:
             finished = partial(earlier_summary, folder / task, recipes[task])
-            cells.append(RunCell(task, folder / task, partial(run, task), finished))
+            cells.append(WorkCell(task, folder / task, partial(run, task), finished))
         SharedWork(cells, folder, worker, Progress(quiet=quiet), write_summary).run()
         worker.on_main(Cells(folder).end)
         return worker.on_main(partial(_so_far, groups, folder))

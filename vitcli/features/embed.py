@@ -1,9 +1,10 @@
-"""`vit embed`: features, logits, labels, row numbers and paths of a split in one .safetensors file."""
+"""`vit embed`: features, logits, labels, row numbers and paths of a split, in .safetensors files."""
 
 import json
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,30 +12,40 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from vitcli.cache import row_store
 from vitcli.data.aliases import local_copy
 from vitcli.data.columns import PATHS
 from vitcli.data.sources.tables import UNLABELLED
 from vitcli.data.split import Split
 from vitcli.errors import MachineError, VitError
 from vitcli.evaluation.inference import nothing_decoded
+from vitcli.evaluation.parts import Parts, rows_of_text
 from vitcli.evaluation.setup import RunSettings, open_eval_split, read_checkpoint
-from vitcli.features.extract import ExtractedFeatures, FeatureExtractor, extract, open_extractor
+from vitcli.features.extract import ExtractedFeatures, FeatureExtractor, extract, fill_store, open_extractor
 from vitcli.features.feature_store import FeatureStore, name_of, open_beside, write_safetensors
 from vitcli.output import text
 from vitcli.output.atomic import TEMPORARY, check_out, replace_file
 from vitcli.recipe import Recipe
 
+SUFFIX = ".safetensors"
+ABOUT = ("ckpt", "model", "numerics", "dataset", "split", "layer", "precision")
 MOST_BYTES_OF_PATHS = 90_000_000  # the header of a .safetensors file ends at 100 MB
 
 
-def embed(recipe: Recipe, run: RunSettings, *, split: str, logits: bool) -> dict[str, Any]:
+def embed(
+    recipe: Recipe, run: RunSettings, *, split: str, logits: bool, part_rows: int | None = None
+) -> dict[str, Any]:
     """Write the file and return the object of --json; {} on all processes but the first.
 
     Features are kept beside `run.out` until all are computed, so the same command resumes after a kill, with
     any number of processes. The file depends on neither.
+
+    Args:
+        part_rows: rows of each file below the folder `run.out`, see `evaluation.parts`; None for one file.
     """
     out = run.out
-    if run.overwrite or not out.is_file():  # else nothing is written, and `_check_same` decides
+    # Of a file that is there nothing is written, and `_check_same` decides.
+    if not part_rows and (run.overwrite or not out.is_file()):
         check_out(out, overwrite=run.overwrite, folder_error=VitError)
     weights = read_checkpoint(recipe, quiet=run.quiet)
     images = open_eval_split(recipe, split, weights, needs_labels=False)
@@ -45,6 +56,10 @@ def embed(recipe: Recipe, run: RunSettings, *, split: str, logits: bool) -> dict
     about_images = images.left_out.summary() | {"notes": list(images.notes)}
     with_logits = logits and extractor.network.arch.num_classes > 0
     metadata = _metadata(extractor, images, with_logits=with_logits)
+    if part_rows:
+        result = _embed_parts(extractor, images, metadata, run, part_rows, with_logits=with_logits)
+        runtime.shutdown()
+        return about_images | result if runtime.is_main else {}
 
     # A file of the same request stays as it is.
     partial_folder = out.with_name(f"{TEMPORARY}{out.name}.features")
@@ -63,26 +78,94 @@ def embed(recipe: Recipe, run: RunSettings, *, split: str, logits: bool) -> dict
     store = computed.store
     if store is None:
         return {}
-    rows_N = rows_N[store.has(rows_N)]
-    if not len(rows_N):
+    if not store.has(rows_N).any():
         raise nothing_decoded(images)
-    paths = json.dumps(_paths(images, recipe.data.dataset, rows_N), ensure_ascii=False)
-    if len(paths.encode()) > MOST_BYTES_OF_PATHS:
-        paths = json.dumps(None)
-        extractor.network.settings.progress.note(f"note: {len(rows_N):,} paths do not fit into the file")
-    has_labels = images.has_labels
-    metadata |= {"skipped_images": json.dumps(computed.skipped), "paths": paths}
-    metadata |= {"has_labels": json.dumps(has_labels)}
-    replace_file(out, lambda path: write_safetensors(path, store, rows_N, metadata, has_labels=has_labels))
+    _write(out, extractor, images, metadata, store, computed.skipped)
     shutil.rmtree(partial_folder, ignore_errors=True)
     store.close()
     result = _result(out, num_processes=runtime.world_size, computed=computed)
     return result | about_images | {"elapsed_s": time.perf_counter() - began_at}
 
 
+def _embed_parts(
+    extractor: FeatureExtractor,
+    images: Split,
+    metadata: dict[str, str],
+    run: RunSettings,
+    part_rows: int,
+    *,
+    with_logits: bool,
+) -> dict[str, Any]:
+    """Write the file of each part that no other worker writes; return the object of --json."""
+    settings = extractor.network.settings
+
+    def write(part: Split, first: int, file: Path) -> None:
+        store = settings.runtime.is_main and _temporary_store(first, len(part))
+        rows_N = np.arange(len(part))
+        skipped = fill_store(store or None, rows_N, extractor, part, with_logits=with_logits)
+        skipped = sorted(settings.runtime.union(set(skipped)))
+        if store:
+            about = metadata | {"split": part.name}
+            _write(file, extractor, part, about, store, skipped, first_row=first)
+            store.close()
+
+    def read(file: Path) -> dict[str, Any]:
+        with _opened(file) as opened:
+            count = opened.get_slice("rows").get_shape()[0]
+            return {"num_examples": count, "skipped_images": json.loads(opened.metadata()["skipped_images"])}
+
+    asked = {key: value for key, value in metadata.items() if key != "pixels"}
+    parts = Parts(run.out, part_rows, asked, SUFFIX, write, read)
+    counts = parts.make(images, settings, overwrite=run.overwrite)
+    if not counts["num_examples"]:
+        raise nothing_decoded(images)
+    about = {key: metadata[key] for key in ABOUT}
+    return {"command": "embed", **about, "preprocessing": metadata["pixels"], **counts}
+
+
+def _write(
+    out: Path,
+    extractor: FeatureExtractor,
+    images: Split,
+    metadata: dict[str, str],
+    store: FeatureStore,
+    skipped: Sequence[str],
+    *,
+    first_row: int = 0,
+) -> None:
+    """Write what was computed of images, which begin at `first_row` of the split, to the file."""
+    has_labels, rows_N = images.has_labels, np.arange(len(images))
+    rows_N = rows_N[store.has(rows_N)]
+    paths = json.dumps(_paths(images, extractor.recipe.data.dataset, rows_N), ensure_ascii=False)
+    if len(paths.encode()) > MOST_BYTES_OF_PATHS:
+        paths = json.dumps(None)
+        extractor.network.settings.progress.note(f"note: {len(rows_N):,} paths do not fit into the file")
+    metadata |= {"skipped_images": json.dumps(skipped), "paths": paths}
+    metadata |= {"has_labels": json.dumps(has_labels)}
+    replace_file(
+        out,
+        lambda path: write_safetensors(
+            path, store, rows_N, metadata, has_labels=has_labels, first_row=first_row
+        ),
+    )
+
+
+def _temporary_store(first: int, num_rows: int) -> FeatureStore:
+    rows = row_store.open_temporary(num_rows)
+    return FeatureStore(rows, {"first": first}, num_rows, where="a temporary file", is_kept=False)
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, "np")
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+
+
 def _paths(images: Split, dataset: str, rows_N: np.ndarray) -> list[str | None] | None:
     """Return the path of each image inside the data set's folder; None for a data set without image files."""
-    paths = images.column(PATHS) if images.block_starts is None else None
+    is_in_reach = images.block_starts is None and not (images.whole and images.whole[0].is_large)
+    paths = images.column(PATHS) if is_in_reach else None
     if not paths or not any(paths):
         return None
     copy = local_copy(dataset)
@@ -149,11 +232,10 @@ def _result(out: Path, *, num_processes: int, computed: ExtractedFeatures | None
         count, width = file.get_slice("features").get_shape()
         num_logits = file.get_slice("logits").get_shape()[1] if "logits" in file.keys() else 0  # noqa: SIM118
     skipped = json.loads(metadata["skipped_images"])
-    copied = ("ckpt", "model", "numerics", "dataset", "split", "layer", "precision")
     return {
         "command": "embed",
         "out": str(out),
-        **{key: metadata[key] for key in copied},
+        **{key: metadata[key] for key in ABOUT},
         "preprocessing": metadata["pixels"],
         "num_examples": count,
         "has_labels": json.loads(metadata.get("has_labels", "true")),
@@ -171,6 +253,12 @@ def _result(out: Path, *, num_processes: int, computed: ExtractedFeatures | None
 
 def as_text(result: dict[str, Any]) -> str:
     """Return the result as text for a terminal."""
+    model_and_pixels = [("model", text.model_text(result)), ("pixels", result["preprocessing"])]
+    notes = [*text.skipped(result), *(("note", note) for note in result.get("notes", ()))]
+    code = f'vitcli.load_features({result["out"]!r})["features"]'
+    if "num_parts" in result:
+        reading = [("next", "in Python, arrays that read what is asked of them"), ("", text.Verbatim(code))]
+        return text.pairs([*rows_of_text(result), *model_and_pixels, *notes, *reading])
     logits = f", {result['num_logits']} logits" if result["num_logits"] else ""
     split = result["split"].removesuffix(f", split {UNLABELLED}")  # a plain folder has no splits
     others = ["label"] * result["has_labels"] + ["row"] + ["path"] * result["has_paths"]
@@ -178,13 +266,12 @@ def as_text(result: dict[str, Any]) -> str:
         ("file", f"{result['out']}, {text.bytes_text(result['bytes'])}"),
         ("images", f"{text.count_of(result['num_examples'], 'image')}, {split}"),
         ("each", f"{result['feature_dim']} features ({result['layer']}){logits}, {', '.join(others)}"),
-        ("model", text.model_text(result)),
-        ("pixels", result["preprocessing"]),
+        *model_and_pixels,
     ]
     if reused := result["taken_up_rows"]:
         origin = "an interrupted call" if result["computed_rows"] else "the earlier file"
         rows.append(("reused", f"{text.count_of(reused, 'row')} from {origin}"))
-    rows += [*text.skipped(result), *(("note", note) for note in result.get("notes", ()))]
+    rows += notes
     reading = "from safetensors.numpy import load_file", f'load_file({result["out"]!r})["features"]'
     rows += [
         ("next", "in Python (docs/few-shot-and-features.md finds neighbours)"),

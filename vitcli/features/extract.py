@@ -23,12 +23,12 @@ from vitcli.data.transforms import as_data_keys
 from vitcli.errors import DataError, Stopped
 from vitcli.evaluation.inference import EvalSettings, outputs_of, report_progress
 from vitcli.evaluation.setup import LoadedNetwork, RunSettings, eval_settings, load_network
-from vitcli.features.feature_store import FeatureStore, digest_of
+from vitcli.features.feature_store import FeatureStore
 from vitcli.models import features
 from vitcli.models.blocks import LayerLayout, read_layers
 from vitcli.models.pos_embed import method_for
 from vitcli.recipe import Recipe
-from vitcli.weights.io import Weights
+from vitcli.weights.io import Weights, digest_of
 
 REVISION = 3  # raise it when features change that have the same key
 

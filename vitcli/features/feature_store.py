@@ -165,17 +165,14 @@ def name_of(about: dict[str, Any]) -> str:
     return blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def digest_of(tensors: dict[str, Any]) -> str:
-    """Return a digest of named tensors: names, types, shapes and values."""
-    digest = blake2b(digest_size=16)
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
 def write_safetensors(
-    path: Path, store: FeatureStore, rows_N: np.ndarray, metadata: dict[str, str], *, has_labels: bool = True
+    path: Path,
+    store: FeatureStore,
+    rows_N: np.ndarray,
+    metadata: dict[str, str],
+    *,
+    has_labels: bool = True,
+    first_row: int = 0,
 ) -> None:
     """Write rows of a store as a .safetensors file, a thousand at a time.
 
@@ -183,9 +180,10 @@ def write_safetensors(
 
     Args:
         has_labels: False where the images have none; they are written as -1.
+        first_row: added to the rows, of a store that holds a part of a split.
     """
     # The header: metadata, then type, shape and offsets of each tensor (safetensors format).
-    num_features, num_logits, num_labels = store.width
+    num_features, num_logits, num_labels = store.width or (0, 0, 1)
     count = len(rows_N)
     shapes = {"labels": [count] if num_labels == 1 else [count, num_labels], "rows": [count]}
     shapes["features"] = [count, num_features]
@@ -203,7 +201,7 @@ def write_safetensors(
         for name in shapes:
             for first in range(0, count, ROWS_AT_ONCE):
                 records_N = store.read(rows_N[first : first + ROWS_AT_ONCE])
-                values = records_N["row" if name == "rows" else name]
+                values = records_N["row"] + first_row if name == "rows" else records_N[name]
                 is_unknown = name == "labels" and not has_labels
                 file.write((np.full_like(values, -1) if is_unknown else values).tobytes())
 

@@ -54,14 +54,25 @@ class ResultFolder:
             if (folder / run_folder.LOCK).exists() or (folder / "checkpoints").is_dir():
                 run_folder.refuse_run(folder, self.noun)
 
-    def claim(self, held: ExitStack, out: Path, asked: Sequence[dict[str, Any]], *, overwrite: bool) -> None:
+    def claim(
+        self,
+        held: ExitStack,
+        out: Path,
+        asked: Sequence[dict[str, Any]],
+        *,
+        overwrite: bool,
+        wait_s: float = 0.0,
+    ) -> None:
         """Lock the folder until `held` is closed, and check before any work that the results can be written.
+
+        Args:
+            wait_s: for another process that holds it.
 
         Raises:
             MachineError: it cannot be written, or another process holds it.
             VitError: it holds the result of another request, and is not to be overwritten.
         """
-        self.at(out).claim(held)
+        self.at(out).claim(held, wait_s=wait_s)
         folders = self.folders(out, len(asked))
         for folder in folders:
             if folder != out:

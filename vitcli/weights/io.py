@@ -6,7 +6,9 @@ all.
 
 import json
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -164,3 +166,12 @@ def write_weights_file(file: Path, state: dict[str, Tensor], description: Weight
     text = json.dumps(description.as_dict())
     header = {"format": "pt", "vit": text, CHECKSUM: checksum_of(tensors, text)}
     replace_file(file, lambda path: write_safetensors(path, tensors, header))
+
+
+def digest_of(tensors: dict[str, Any]) -> str:
+    """Return a digest of named tensors: names, types, shapes and values."""
+    digest = blake2b(digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

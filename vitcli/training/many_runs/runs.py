@@ -1,7 +1,7 @@
 """The runs of a command that makes several: each an ordinary resumable run in a folder of its own.
 
-They come in stages, whose runs the workers of the command share (`sequence`). All runs of a worker share the
-processes, the opened data, the decoded images and the network.
+They come in stages, whose runs the workers of the command share (`output.shared_work`). All runs of a worker
+share the processes, the opened data, the decoded images and the network.
 """
 
 import gc
@@ -27,9 +27,9 @@ from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, write_json, write_text
 from vitcli.output.leases import Cells
 from vitcli.output.run_folder import RunFolder, earlier_summary, refuse_other_recipe
+from vitcli.output.shared_work import RESULTS, SharedWork, WorkCell
 from vitcli.output.text import json_of
 from vitcli.recipe import Recipe
-from vitcli.training.many_runs.sequence import RESULTS, RunCell, SharedWork
 from vitcli.training.many_runs.workers import beside
 from vitcli.training.results import write_sweep_results
 from vitcli.training.run import run as run_job
@@ -193,7 +193,7 @@ class ManyRuns:
         cells = []
         for number, (path, recipe) in enumerate(jobs):
             name, finished = str(path.relative_to(self.path)), partial(look_up, path, recipe)
-            cells.append(RunCell(name, path, partial(train, number), finished))
+            cells.append(WorkCell(name, path, partial(train, number), finished))
         return self._share(cells, on_done)
 
     def log(self, record: Mapping[str, Any]) -> None:
@@ -216,12 +216,12 @@ class ManyRuns:
             return summary
 
         finished = partial(earlier_summary, self.path, self.recipe)
-        (summary,) = self._share([RunCell(RESULTS, self.path, write, finished)])
+        (summary,) = self._share([WorkCell(RESULTS, self.path, write, finished)])
         self.shared.runtime.on_main(Cells(self.path).end)
         return summary
 
     def _share(
-        self, cells: Sequence[RunCell], on_done: Callable[[int, Any], None] = lambda number, result: None
+        self, cells: Sequence[WorkCell], on_done: Callable[[int, Any], None] = lambda number, result: None
     ) -> list[dict[str, Any]]:
         return SharedWork(cells, self.path, self.shared.runtime, self.shared.progress, on_done).run()
 

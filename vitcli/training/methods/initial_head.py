@@ -19,12 +19,12 @@ from vitcli.data.split import Split
 from vitcli.distributed import fsdp
 from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation.metrics import Metrics, metrics_of_logits
-from vitcli.features.feature_store import digest_of
 from vitcli.features.label_errors import LEAST_KNOWN, by_left_out_scores
 from vitcli.features.least_squares import has_others
 from vitcli.models.build import last_layers
 from vitcli.training.methods.outputs import Outputs
 from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
+from vitcli.weights.io import digest_of
 
 MOST_CLASSES = 2_000  # of which labels are compared: the work grows with their square
 MOST_NAMED = 20  # labels to check, kept with the facts of the head

@@ -10,17 +10,16 @@ from types import SimpleNamespace
 import pytest
 
 from vitcli.errors import Stopped
-from vitcli.output import leases
+from vitcli.output import leases, shared_work
 from vitcli.output.leases import Cells, Superseded
-from vitcli.training.many_runs import sequence
-from vitcli.training.many_runs.sequence import RunCell, SharedWork
+from vitcli.output.shared_work import SharedWork, WorkCell
 
 ALONE = SimpleNamespace(on_main=lambda action: action(), world_size=1)
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(sequence, "POLL_S", 0.01)
+    monkeypatch.setattr(shared_work, "POLL_S", 0.01)
 
 
 def worker(folder: Path, names: list[str], train, notes: list[str] | None = None, told=None) -> SharedWork:
@@ -35,7 +34,7 @@ def worker(folder: Path, names: list[str], train, notes: list[str] | None = None
         return result
 
     cells = [
-        RunCell(name, folder / name, lambda name=name: write(name), lambda name=name: finished(name))
+        WorkCell(name, folder / name, lambda name=name: write(name), lambda name=name: finished(name))
         for name in names
     ]
     note = (notes if notes is not None else []).append

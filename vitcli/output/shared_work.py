@@ -1,4 +1,4 @@
-"""Many runs, as sweeps, VTAB, studies and reproductions need them: in a row, or shared by several workers.
+"""The parts of a command's work, such as its runs: in a row, or shared by several workers.
 
 Loads no torch by itself.
 """
@@ -18,7 +18,7 @@ from vitcli.output.text import count_of
 if TYPE_CHECKING:
     from vitcli.distributed.runtime import Runtime
 
-POLL_S = 0.5  # for the runs of other workers
+POLL_S = 0.5  # for the cells of other workers
 RESULTS = "results"  # the cell of a command's own results, when all others are done
 Item, Result = TypeVar("Item"), TypeVar("Result")
 
@@ -58,19 +58,19 @@ def run_all(
 
 
 @dataclass(frozen=True)
-class RunCell:
+class WorkCell:
     """A part of the work of a command.
 
     Attributes:
         name: of the claims; the same for all workers.
-        folder: which nobody else writes while the cell is held.
-        train: does the work, unless it is finished.
+        covers: folder or file that nobody else writes while the cell is held.
+        work: does it, and returns its result.
         finished: returns the result of a cell that any worker has finished, or None.
     """
 
     name: str
-    folder: Path
-    train: Callable[[], Any]
+    covers: Path
+    work: Callable[[], Any]
     finished: Callable[[], Any]
 
 
@@ -81,17 +81,19 @@ class SharedWork:
         folder: of the command, which its workers share.
         runtime: the processes of this worker.
         on_done: called with number and result of each cell in order, also of other workers.
+        noun: name of a cell.
     """
 
     def __init__(
         self,
-        cells: Sequence[RunCell],
+        cells: Sequence[WorkCell],
         folder: Path,
         runtime: "Runtime",
         progress: Progress,
         on_done: Callable[[int, Any], None] = lambda number, result: None,
+        noun: str = "run",
     ):
-        self.cells, self.folder, self.runtime = cells, folder, runtime
+        self.cells, self.folder, self.runtime, self.noun = cells, folder, runtime, noun
         self.progress, self.on_done, self.claims = progress, on_done, Cells(folder)
         self.left = {cell.name: number for number, cell in enumerate(cells)}
         self.results: dict[int, Any] = {}
@@ -113,21 +115,21 @@ class SharedWork:
             on_main(lambda: self.claims.begin(self.left))
             while self.left:
                 if name := on_main(self._claim):
-                    self._train(name)
+                    self._work(name)
                 elif not self._collect(on_main(self._done_by_others)):
                     time.sleep(POLL_S)
         return [self.results[number] for number in range(len(self.cells))]
 
     def _claim(self) -> str | None:
-        self._lease = self.claims.claim(list(self.left), [self.cells[n].folder for n in self.left.values()])
+        self._lease = self.claims.claim(list(self.left), [self.cells[n].covers for n in self.left.values()])
         return self._lease and self._lease.name
 
-    def _train(self, name: str) -> None:
+    def _work(self, name: str) -> None:
         cell, lease = self.cells[self.left[name]], self._lease or nullcontext()
         self._waits_since = self._lease = None
         try:
             with lease:
-                result = self.runtime.on_main(cell.finished) or cell.train()
+                result = self.runtime.on_main(cell.finished) or cell.work()
         except Stopped as stopped:
             stopped.out = self.folder  # resume the command, not the single run
             raise
@@ -160,7 +162,7 @@ class SharedWork:
             return results
         if self._waits_since is None:
             self._waits_since = clock()
-            self.progress.note(f"waiting for {count_of(len(self.left), 'run')} of other workers")
+            self.progress.note(f"waiting for {count_of(len(self.left), self.noun)} of other workers")
         elif clock() - self._waits_since > self.claims.seconds:  # results that have been deleted
             self.claims.begin()
             for name in done:
