@@ -68,11 +68,8 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     write_network(options.folder)
     weights = options.folder / "model.safetensors"
-    print(
-        "| rows | files | seconds | images/s | largest resident size, MiB | bytes a row |\n"
-        + "|---" * 6
-        + "|"
-    )
+    names = ("rows", "files", "seconds", "images/s", "largest resident size, MiB", "bytes a row")
+    print(f"| {' | '.join(names)} |\n{'|---' * len(names)}|")
     for num_rows in options.rows:
         data, out = options.folder / f"rows-{num_rows}", options.folder / f"features-{num_rows}"
         shutil.rmtree(out, ignore_errors=True)

@@ -385,9 +385,9 @@ OF_RUNS = {
             "keys += [key for key in {**asked, **self.asked} if asked.get(key) != self.asked.get(key)]",
             "pass",
         ),
-        "the last part is cut off": (
-            "min(first + self.rows, len(split))",
-            "len(split) // self.rows * self.rows",
+        "the last part is left out": (
+            "firsts = range(0, len(split), self.rows)",
+            "firsts = range(0, len(split) - self.rows, self.rows)",
         ),
         "a damaged part stays": ("except (OSError, ValueError):", "except OSError:"),
     },

@@ -435,6 +435,8 @@ OF_RESULTS = {
             "claimed_N[place] = self._fits(self.rows.get(int(rows_N[place]), self._stamp))",
             "pass",
         ),
+    },
+    ("vitcli/weights/io.py", "tests/features/test_feature_store.py"): {
         "weights of equal shapes are the same": (
             "digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())",
             "pass",
