@@ -136,7 +136,8 @@ def run(
             actions.train(recipe, run_dir)
             datasets = [recipe.data.dataset] if score.by == "eval" else score.dataset
             places = {name: study_folder.score_folder(run_dir, score, name) for name in datasets}
-            return {name: actions.score(run_dir, name, place) for name, place in places.items()}
+            scores = {name: actions.score(run_dir, name, place) for name, place in places.items()}
+            return runtime.on_main(lambda: scores)  # the others have none of few-shot
 
         write_results = partial(_write_results, prepared, plans, folder)
 
