@@ -191,13 +191,30 @@ def test_workers_that_start_at_once_have_no_cell_twice(cells):
     )
 
 
-def test_a_claim_among_ten_thousand_reads_no_other_one(cells, monkeypatch):
+def test_a_claim_among_ten_thousand_reads_few_other_ones(cells, monkeypatch):
     for number in range(10_000):
         (cells.home / f"cell-{number}.1").mkdir()
     names = [f"cell-{number}" for number in range(10_001)]
-    monkeypatch.setattr(Cells, "_is_silent", lambda *_: pytest.fail("a claimed cell is read"))
+    read = []
+    monkeypatch.setattr(Cells, "_is_silent", lambda self, name, number: read.append(name))
 
     assert claim(cells, *names).name == "cell-10000"
+    assert read == names[10_000 - leases.LOOKED_AT : 10_000]
+
+
+def test_a_killed_worker_that_comes_back_goes_on_where_it_was(cells):
+    code = f"from pathlib import Path; from vitcli.output.leases import *; p = Path({str(cells.folder)!r})"
+    code += "; Cells(p).claim(['b'], [p])"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    mine = Cells(cells.folder)
+
+    assert [claim(mine, "a", "b", "c").name for _ in range(3)] == ["a", "b", "c"]
+    other = Cells(cells.folder)
+    other.end(), other.begin()
+    with claim(other, "a"):
+        pass
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert claim(Cells(cells.folder), "a", "b", "c").name == "b"
 
 
 def test_a_worker_that_wakes_late_cuts_only_its_own_copy_of_the_metrics(cells, monkeypatch):
