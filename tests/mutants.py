@@ -375,10 +375,7 @@ OF_RUNS = {
             "self._take(name, number + 1, folders[name])",
             "self._take(name, 1, folders[name])",
         ),
-        "what a killed worker had begun comes last": (
-            "self._left(names[: names.index(free[0])] if free",
-            "[] if free",
-        ),
+        "what a killed worker had begun comes last": ("for name in running if", "for name in () if"),
         "a worker whose successor is there goes on": (
             "self._is_lost |= self.rival.exists()",
             "pass",

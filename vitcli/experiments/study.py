@@ -134,10 +134,9 @@ def run(
             progress.note(f"run {number + 1} of {len(prepared.cells)}: {cell.name}")
             run_dir = _run_dir(folder, cell)
             actions.train(recipe, run_dir)
-            datasets = [recipe.data.dataset] if score.by == "eval" else score.dataset
-            places = {name: study_folder.score_folder(run_dir, score, name) for name in datasets}
-            scores = {name: actions.score(run_dir, name, place) for name, place in places.items()}
-            return runtime.on_main(lambda: scores)  # the others have none of few-shot
+            for name in [recipe.data.dataset] if score.by == "eval" else score.dataset:
+                actions.score(run_dir, name, study_folder.score_folder(run_dir, score, name))
+            return runtime.on_main(partial(study_folder.scores_of, run_dir, recipe, score))
 
         write_results = partial(_write_results, prepared, plans, folder)
 
