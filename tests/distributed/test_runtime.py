@@ -395,6 +395,15 @@ def test_a_cpu_computes_in_bf16_by_itself_where_it_multiplies_it(monkeypatch, pr
     assert refused.value.where == "--precision"
 
 
+@pytest.mark.parametrize(("precision", "has_bf16", "warns"), [
+    ("bf16", False, True), ("bf16", True, False), ("auto", False, False), ("fp32", False, False),
+])  # fmt: skip
+def test_who_asks_for_bf16_on_a_cpu_that_emulates_it_is_told(monkeypatch, precision, has_bf16, warns):
+    monkeypatch.setattr(runtime, "cpu_has_bf16", lambda: has_bf16)
+
+    assert (runtime.EMULATED in runtime.start(precision).notes) == warns
+
+
 def test_an_error_of_one_process_says_which_it_was(monkeypatch):
     state = SimpleNamespace(process_index=2, num_processes=4, device=torch.device("cpu"))
     joined = runtime.Runtime(state, "fp32", None, "control", timedelta(minutes=1))

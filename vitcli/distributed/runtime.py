@@ -32,6 +32,8 @@ from vitcli.recipe.schema import STALL_MINUTES
 LOW_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Of collectives on GPUs, at which torch aborts the process: `peers` ends it in a better way before.
 ABORTED_AFTER = timedelta(minutes=1)
+EMULATED = "note: this CPU emulates bf16, a hundred times slower than it computes fp32: --precision fp32"
+warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # torch 2.11 has no other word for it
 _shared_blocks: list[bool] = []  # not empty inside `shared_process_group`
 
 
@@ -211,6 +213,8 @@ def start(precision: str, *, exact: bool = False, stall_minutes: float = STALL_M
         devices.refuse_one_gpu_twice(gpus)
     resolved = {each for each, *_ in everywhere}
     precision = resolved.pop() if len(resolved) == 1 else "fp32"  # GPUs with and without bf16
+    if precision == "bf16" and device.type == "cpu" and not cpu_has_bf16():
+        notes.append(EMULATED)
     hardware = _hardware(gpus) if device.type == "cuda" else {}
     cores = launch.part_of_cores(own[1], [cores for _, cores, machine, *_ in everywhere if machine == own[2]])
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
