@@ -21,7 +21,7 @@ from vitcli.output.leases import Cells
 from vitcli.output.owned_folder import OwnedFolder
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import earlier_summary
-from vitcli.output.shared_work import SharedWork, WorkCell, run_all
+from vitcli.output.shared_work import SharedWork, WorkCell
 from vitcli.output.summaries import VtabSummary, VtabTask
 from vitcli.recipe import Recipe
 
@@ -88,18 +88,18 @@ def finetune_tasks(
     def run(task: str) -> dict[str, Any]:
         return finetune(recipes[task], folder / task)
 
+    from vitcli.distributed import runtime  # loads torch
+
     # A dry run returns the plans alone.
     if dry_run:
-        plans = run_all(groups, run, folder)
-        return {"command": "finetune", "dataset": VTAB, "plans": dict(zip(groups, plans, strict=True))}
+        with runtime.shared_process_group():
+            return {"command": "finetune", "dataset": VTAB, "plans": {task: run(task) for task in groups}}
 
     # Missing data is reported before the first task.
     _check_data([task for task in groups if not run_folder.finished_summary(folder / task)], recipes)
     owned = OwnedFolder(folder, "VTAB run", lock=f".vit-{VTAB}.lock", files=(run_folder.SUMMARY,))
 
     # The tasks of a worker run in one process group.
-    from vitcli.distributed import runtime  # loads torch
-
     with runtime.shared_process_group():
         worker = runtime.start("auto")
 
@@ -138,8 +138,11 @@ def evaluate_tasks(
     if not finished:
         fix = "the --out of vit finetune --dataset vtab, which has a folder for each task"
         raise WeightsError("no task of VTAB is finished in this folder", where=f"--ckpt {ckpt}", fix=fix)
-    scores = run_all(finished, lambda task: evaluate(f"{VTAB}/{task}", str(folder / task)), folder)
-    return _result("evaluate", groups, dict(zip(finished, scores, strict=True)), folder)
+    from vitcli.distributed import runtime  # loads torch
+
+    with runtime.shared_process_group():
+        scores = {task: evaluate(f"{VTAB}/{task}", str(folder / task)) for task in finished}
+    return _result("evaluate", groups, scores, folder)
 
 
 def render(result: dict[str, Any]) -> str:

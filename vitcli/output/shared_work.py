@@ -1,4 +1,4 @@
-"""The parts of a command's work, such as its runs: in a row, or shared by several workers.
+"""The parts of a command's work, such as its runs, which several workers share.
 
 Loads no torch by itself.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from vitcli.errors import Stopped
 from vitcli.output.leases import Cells, Lease, Superseded, clock
@@ -20,41 +20,6 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5  # for the cells of other workers
 RESULTS = "results"  # the cell of a command's own results, when all others are done
-Item, Result = TypeVar("Item"), TypeVar("Result")
-
-
-def run_all(
-    items: Iterable[Item],
-    train: Callable[[Item], Result],
-    folder: Path,
-    *,
-    finished: Callable[[Item], Result | None] | None = None,
-    on_done: Callable[[Item, Result], None] | None = None,
-) -> list[Result]:
-    """Train the items one after the other in one process group, and return their results in order.
-
-    Args:
-        folder: of the whole sequence; the command that resumes it is shown with this folder.
-        finished: returns the result of an item that an earlier call has finished, which is not trained again.
-        on_done: called after every item, such as to rewrite the summary of the sequence.
-
-    Raises:
-        Stopped: an item was asked to stop and has saved a checkpoint.
-    """
-    from vitcli.distributed.runtime import shared_process_group  # loads torch
-
-    results = []
-    with shared_process_group():
-        for item in items:
-            try:
-                result = (finished and finished(item)) or train(item)
-            except Stopped as stopped:
-                stopped.out = folder  # resume the sequence, not the single run
-                raise
-            results.append(result)
-            if on_done:
-                on_done(item, result)
-    return results
 
 
 @dataclass(frozen=True)
