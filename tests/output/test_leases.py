@@ -172,7 +172,7 @@ def test_a_worker_of_this_machine_that_has_ended_is_not_waited_for(cells):
 
 
 def test_workers_that_start_at_once_have_no_cell_twice(cells):
-    names, taken, at_once = [f"cell {number}" for number in range(40)], [], threading.Barrier(50)
+    names, taken, at_once = [f"cell {number}" for number in range(40)], [], threading.Barrier(200)
 
     def work() -> None:
         mine = Cells(cells.folder)
@@ -180,7 +180,7 @@ def test_workers_that_start_at_once_have_no_cell_twice(cells):
         while lease := claim(mine, *names):
             taken.append(lease.name)
 
-    threads = [threading.Thread(target=work) for _ in range(50)]
+    threads = [threading.Thread(target=work) for _ in range(200)]
     for thread in threads:
         thread.start()
     for thread in threads:
