@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitcli.errors import VitError
+from vitcli.output.run_folder import PARTS, PARTS_FOLDER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +87,7 @@ class PredictionResult(Result):
         return self.values["predictions"] if "predictions" in self.values else self._of_parts()
 
     def _of_parts(self) -> Iterator[dict[str, Any]]:
-        for file in sorted(Path(self.values["out"], "parts").iterdir()):
+        for file in sorted(Path(self.values["out"], PARTS_FOLDER).iterdir()):
             with open(file, encoding="utf-8") as lines:
                 yield from (value for line in lines if "error" not in (value := json.loads(line)))
 
@@ -170,7 +171,7 @@ def load_features(path: str | Path) -> dict[str, np.ndarray] | dict[str, RowsOfP
     try:
         if not path.is_dir():
             return load_file(path)
-        names = json.loads((path / "parts.json").read_text())["parts"]
+        names = json.loads((path / PARTS).read_text())["parts"]
         files = [safe_open(path / name, "np") for name in names]
         files = [file for file in files if file.get_slice("rows").get_shape()[0]]  # else none could be read
         names = list(files[0].keys())

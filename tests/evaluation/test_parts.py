@@ -233,3 +233,25 @@ def test_what_makes_no_parts_is_refused_and_loses_nothing(photos, tmp_path, comm
     error = outcome.json["error"]
     assert message in " | ".join((error["message"], error["where"], error["fix"])), error
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_a_list_of_runs_shows_who_makes_which_part(embedded, tmp_path):
+    out = shutil.copytree(embedded / "parts", tmp_path / "parts")
+    index = json.loads((out / "parts.json").read_text())
+    (out / "parts.json").write_text(json.dumps({**index, "num_examples": None}))
+    (out / index["parts"][2]).unlink()
+    cells = Cells(out)
+    cells.begin(["0", "7", "14", "21"])
+    with cells.claim(["0"], [out / index["parts"][0]]):
+        pass
+    with cells.claim(["14"], [out / index["parts"][2]]):
+        text = run("report", "--list", out).out
+
+    lines = {line.split()[0]: line for line in text.splitlines() if line}
+    assert "3 of 4 parts" in lines["parts"] and "photos" in lines["parts"]
+    assert "running on" in lines["parts/14"] and "done" in lines["parts/0"] and "waiting" in lines["parts/7"]
+    shutil.rmtree(cells.home)
+    (out / "parts.json").write_text(json.dumps(index))
+    assert "finished" in run("report", "--list", out).out
+    (out / "parts.json").write_text("{}")
+    assert run("report", "--list", out).code == 3

@@ -36,7 +36,7 @@ from vitcli.evaluation.files import FOLDER, EvalResult, claim, write_all
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.intervals import accuracy_interval
 from vitcli.evaluation.multilabel import Multilabel, multilabel_of, task_of
-from vitcli.evaluation.parts import FILES, Parts
+from vitcli.evaluation.parts import Parts
 from vitcli.evaluation.predictions import (
     SUFFIXES,
     Predictions,
@@ -59,6 +59,7 @@ from vitcli.evaluation.setup import (
 from vitcli.models.build import check_image_size
 from vitcli.output.atomic import check_out
 from vitcli.output.progress import Progress
+from vitcli.output.run_folder import PARTS_FOLDER
 from vitcli.output.scores import OF_CLASSES
 from vitcli.output.summaries import Evaluation, ResolutionScore
 from vitcli.output.text import size_text
@@ -515,7 +516,7 @@ def _predict_parts(
     parts = Parts(folder, task.options.part_rows, asked, ".npz", write, counts_of_part)
     parts.make(task.split, settings, overwrite=task.overwrite)
     kind = partial(NumberPredictions, task.target) if task.target else Predictions
-    return joined(sorted((folder / FILES).iterdir()), kind)
+    return joined(sorted((folder / PARTS_FOLDER).iterdir()), kind)
 
 
 def _scores(predictions: Predictions | NumberPredictions) -> dict[str, float | None]:

@@ -18,9 +18,10 @@ from vitcli.output import text
 from vitcli.output.atomic import read_json, write_json
 from vitcli.output.leases import Cells
 from vitcli.output.owned_folder import OwnedFolder, refuse_other
+from vitcli.output.run_folder import PARTS, PARTS_FOLDER
 from vitcli.output.shared_work import SharedWork, WorkCell
 
-INDEX, FILES = "parts.json", "parts"
+LOCK = ".vit-parts.lock"
 MOST_NAMED = 100  # skipped images in a result
 
 
@@ -54,7 +55,7 @@ class Parts:
         """
         runtime = settings.runtime
         firsts = range(0, len(split), self.rows)
-        files = {first: self.out / FILES / f"{first:012}{self.suffix}" for first in firsts}
+        files = {first: self.out / PARTS_FOLDER / f"{first:012}{self.suffix}" for first in firsts}
         names = [str(file.relative_to(self.out)) for file in files.values()]
         index = {"part_rows": self.rows, "num_rows": len(split), "asked": dict(self.asked), "parts": names}
         cells = [
@@ -77,7 +78,7 @@ class Parts:
         counts |= {"num_skipped_images": len(skipped), "skipped_images": skipped[:MOST_NAMED]}
 
         def end() -> None:
-            write_json(self.out / INDEX, index | counts)
+            write_json(self.out / PARTS, index | counts)
             Cells(self.out).end()
 
         runtime.on_main(end)
@@ -86,15 +87,17 @@ class Parts:
     def _join(self, index: dict[str, Any], *, overwrite: bool) -> None:
         """Open the folder beside other workers."""
         lock = ".vit-parts.lock"
-        owned = OwnedFolder(self.out, "set of parts", lock, files=(INDEX,), folders=(FILES,), marker=INDEX)
+        owned = OwnedFolder(
+            self.out, "set of parts", lock, files=(PARTS,), folders=(PARTS_FOLDER,), marker=PARTS
+        )
 
         def begin() -> None:
-            before = read_json(self.out / INDEX) or index
+            before = read_json(self.out / PARTS) or index
             keys = [key for key in ("part_rows", "num_rows") if before.get(key) != index[key]]
             asked = before.get("asked") or {}
             keys += [key for key in {**asked, **self.asked} if asked.get(key) != self.asked.get(key)]
             refuse_other(self.out, "other parts", [f"another {key}" for key in keys])
-            write_json(self.out / INDEX, before)
+            write_json(self.out / PARTS, before)
 
         owned.refuse_foreign()
         owned.join(begin, overwrite=overwrite)

@@ -40,6 +40,7 @@ DIVERGED = "diverged.json"  # instead of the summary of a trial whose loss was n
 WEIGHTS = "model.safetensors"
 PREDICTIONS, MISTAKES = "predictions.parquet", "mistakes.json"  # of the final evaluation
 NUMBERS = "numbers.parquet"  # instead, of a regression
+PARTS, PARTS_FOLDER = "parts.json", "parts"  # of --part-rows: the list of the files, and their folder
 OUT_OF_FOLD = "out_of_fold.safetensors"  # of a run that is scored on a fold: logits to calibrate by
 CLASSES = "classes.txt"  # a name on each line, in the order of the head's outputs
 AVERAGE = "average.json"  # of an average of runs: of which, by which images, and what was asked for

@@ -220,6 +220,12 @@ def listing(collection: RunCollection, names: Names, *, now: float) -> Table:
         )
         rows.append(Row(Header(names.folder(record.path), folder=record.path), cells))
         rows += _cell_rows(names.folder(record.path), record.path, now)
+    for parts in collection.parts:
+        age, count = max(0.0, now - parts.path.stat().st_mtime), number_cell(parts.num_examples, "{:,}")
+        cells = (Cell(parts.state), Cell(), Cell(), count, Cell(names.data(parts.dataset)))
+        head = Header(names.folder(parts.path), folder=parts.path)
+        rows.append(Row(head, (*cells, Cell(duration(age), age))))
+        rows += _cell_rows(names.folder(parts.path), parts.path, now)
     numbers = (Header("top-1"), Header("95 %"), Header("images"))
     headers = (Header("state", kind="text"), *numbers, Header("data", kind="clipped"), Header("age"))
     names_whole = replace(RUN, kind="id")

@@ -193,6 +193,27 @@ class EvaluationRecord:
         return ImageSet(self.summary.num_eval_examples, self.summary.eval_fingerprint)
 
 
+@dataclass(frozen=True)
+class PartsRecord:
+    """What `--part-rows` of a command has made by now.
+
+    Attributes:
+        num_parts: of all; `num_done` are there.
+        num_examples: images in them; None before the end.
+    """
+
+    path: Path
+    dataset: str
+    num_parts: int
+    num_done: int
+    num_examples: int | None
+
+    @property
+    def state(self) -> str:
+        is_whole = self.num_examples is not None
+        return "finished" if is_whole else f"{self.num_done:,} of {count_of(self.num_parts, 'part')}"
+
+
 AnyRecord = Run | FewshotRecord | VtabRecord | EvaluationRecord
 
 
@@ -204,6 +225,7 @@ class RunCollection:
     fewshots: list[FewshotRecord] = field(default_factory=list)
     vtabs: list[VtabRecord] = field(default_factory=list)
     evaluations: list[EvaluationRecord] = field(default_factory=list)
+    parts: list[PartsRecord] = field(default_factory=list)  # only listed
     left_out: list[tuple[Path, str]] = field(default_factory=list)
 
     @property
@@ -226,7 +248,7 @@ class Names:
         evaluations = collection.evaluations
         summaries = [record.summary for record in (*collection.fewshots, *evaluations)]
         records = (*collection.runs, *collection.fewshots, *evaluations)
-        folders = (*records, *collection.vtabs, *collection.vtab_runs)
+        folders = (*records, *collection.vtabs, *collection.vtab_runs, *collection.parts)
         self._data = short_names(result.dataset for result in (*collection.runs, *summaries))
         evaluated = (record.summary.ckpt for record in evaluations)
         ckpts = short_names([*(run.ckpt for run in collection.runs if run.ckpt), *evaluated])
@@ -282,6 +304,19 @@ def _read_into(collection: RunCollection, location: RunLocation) -> None:
             collection.vtabs.append(VtabRecord(path, summary, tuple(map(read_run, tasks))))
         case "evaluation":
             collection.evaluations.extend(_read_evaluations(path))
+        case "parts":
+            collection.parts.append(_read_parts(path))
+
+
+def _read_parts(path: Path) -> PartsRecord:
+    index = read_json(path / run_folder.PARTS) or {}
+    names, asked, count = index.get("parts"), index.get("asked"), index.get("num_examples")
+    if not isinstance(names, list) or not isinstance(asked, dict):
+        fix = "run its command again, or leave the folder out"
+        raise DataError("its list of parts is damaged", where=str(path / run_folder.PARTS), fix=fix)
+    done = sum((path / str(name)).is_file() for name in names)
+    dataset = str(asked.get("dataset") or "the given images")
+    return PartsRecord(path, dataset, len(names), done, count if isinstance(count, int) else None)
 
 
 def read_run(path: Path) -> Run:

@@ -18,7 +18,7 @@ DEFAULT = "runs"  # where runs are that were given no --out
 MAX_DEPTH = 5  # folders below the one that is named
 MAX_FOLDERS = 5_000  # more is a home directory, not a folder of runs
 
-Kind = Literal["training", "fewshot", "vtab", "evaluation"]
+Kind = Literal["training", "fewshot", "vtab", "evaluation", "parts"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ def kind_of(folder: Path) -> Kind | None:
     """Return what a folder holds; None if it is not one of ours."""
     if (folder / EVALUATION).is_file():
         return "evaluation"
+    if (folder / run_folder.PARTS).is_file():
+        return "parts"
     summary = read_json(folder / run_folder.SUMMARY) or {}
     if isinstance(summary.get("tasks"), dict):
         return "vtab"
@@ -121,7 +123,7 @@ def _below(folder: Path, top: Path, depth: int, visited: set[Path]) -> Iterator[
     kind = kind_of(folder)
     if kind:
         yield RunLocation(folder, kind, is_named=depth == 0)
-    if depth == MAX_DEPTH or kind in ("vtab", "fewshot"):
+    if depth == MAX_DEPTH or kind in ("vtab", "fewshot", "evaluation", "parts"):
         return
     try:
         with os.scandir(folder) as entries:
