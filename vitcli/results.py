@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitcli.errors import VitError
-from vitcli.output.run_folder import PARTS, PARTS_FOLDER
+from vitcli.output.run_folder import PARTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,8 +87,9 @@ class PredictionResult(Result):
         return self.values["predictions"] if "predictions" in self.values else self._of_parts()
 
     def _of_parts(self) -> Iterator[dict[str, Any]]:
-        for file in sorted(Path(self.values["out"], PARTS_FOLDER).iterdir()):
-            with open(file, encoding="utf-8") as lines:
+        out = Path(self.values["out"])
+        for name in json.loads((out / PARTS).read_text())["parts"]:
+            with open(out / name, encoding="utf-8") as lines:
                 yield from (value for line in lines if "error" not in (value := json.loads(line)))
 
     def _repr_html_(self) -> str:
@@ -138,6 +139,8 @@ class RowsOfParts:
         is_slice = isinstance(which, slice)
         rows_M = np.arange(*which.indices(len(self))) if is_slice else np.asarray(which)
         is_mask = rows_M.dtype == bool
+        if is_mask and rows_M.shape != (len(self),):
+            raise IndexError(f"a mask has {len(self)} values")
         rows_M = rows_M.nonzero()[0] if is_mask else np.where(rows_M < 0, rows_M + len(self), rows_M)
         if len(rows_M) and not 0 <= rows_M.min() <= rows_M.max() < len(self):
             raise IndexError(f"rows of 0 to {len(self) - 1} are there")

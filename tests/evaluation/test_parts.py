@@ -12,9 +12,10 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 import vitcli
-from tests.conftest import run
+from tests.conftest import run, vit
 from vitcli.errors import VitError
 from vitcli.evaluation import inference
+from vitcli.evaluation.text import predictions_as_text
 from vitcli.output import shared_work
 from vitcli.output.leases import Cells
 from vitcli.results import PredictionResult
@@ -88,10 +89,11 @@ def test_rows_beyond_the_end_and_a_folder_without_parts_are_refused(embedded, ph
 def test_only_parts_that_are_missing_or_damaged_are_made_again(embedded, photos, tmp_path, monkeypatch):
     words = (*EMBED, "--dataset", photos, "--out", tmp_path / "parts", "--part-rows", 7)
     shutil.copytree(embedded / "parts", tmp_path / "parts")
-    files = sorted((tmp_path / "parts/parts").iterdir())
+    files = sorted((tmp_path / "parts/parts").glob("0*"))
     contents = [file.read_bytes() for file in files]
     files[1].unlink()
     files[3].write_bytes(contents[3][:100])
+    (tmp_path / "parts/parts/.tmp-000000000007.safetensors-0123456789abcdef").write_bytes(contents[1])
     seen = []
     monkeypatch.setattr(
         inference, "check_finite", lambda outputs, batch, **more: seen.append(len(batch.rows_B))
@@ -131,9 +133,7 @@ def test_images_that_cannot_be_read_are_named_and_fill_a_part(photos, tmp_path):
     assert counts["skipped_images"] == list(map(str, images[3:]))
     lines = (tmp_path / "parts/parts/000000000004.jsonl").read_text().splitlines()
     assert [json.loads(line)["file"] for line in lines] == list(map(str, images[4:]))
-    assert (
-        "left out    3 images that cannot be read" in run(*words[:-4], *words[-4:], "--skip-bad").out or True
-    )
+    assert "left out    3 images that cannot be read" in predictions_as_text(counts)
     words = (*PREDICT, *images[3:], "--out", tmp_path / "none", "--part-rows", 2, "--skip-bad")
     assert "3 of 3 images cannot be read" in made(*words, code=3)["error"]["message"]
 
@@ -168,7 +168,61 @@ def test_an_evaluation_in_parts_is_that_of_all_rows(unsure_run, photos, tmp_path
             assert file.read_bytes() == (tmp_path / "parts" / file.name).read_bytes(), file.name
     assert sorted(each.name for each in (tmp_path / "parts/passes").iterdir()) == ["16", "32"]
     other = made(*words, "--out", tmp_path / "parts", "--part-rows", 5, code=2)
-    assert "another part_rows" in other["error"]["message"]
+    assert "another --part-rows" in other["error"]["message"]
+
+
+def test_parts_of_an_evaluation_that_are_damaged_or_have_no_readable_image_do_no_harm(
+    unsure_run, photos, tmp_path
+):
+    folder = shutil.copytree(photos / "test", tmp_path / "photos/test").parent
+    images = sorted((folder / "test").rglob("*.png"))
+    for image in images[4:8]:
+        image.write_bytes(b"no image")
+    words = ("evaluate", "--ckpt", unsure_run, "--dataset", folder, "--json", "-q")
+    parts = ("--out", tmp_path / "parts", "--part-rows", 2)
+
+    assert made(*words, *parts, code=3)["error"]
+    passes = next((tmp_path / "parts/passes").iterdir()) / "parts"
+    kept = passes / "000000000000.npz"
+    before = kept.stat().st_mtime_ns
+    one, several = made(*words, "--skip-bad"), made(*words, *parts, "--skip-bad")
+    assert {key: one[key] for key in one if key not in SPEEDS} == {
+        key: several[key] for key in one if key not in SPEEDS
+    }
+    assert kept.stat().st_mtime_ns == before  # of the call that was not told to skip
+    for number, damage in enumerate((b"", kept.read_bytes()[:200], b"PK\x03\x04")):
+        (passes / f"{2 * number:012}.npz").write_bytes(damage)
+    shutil.copy(passes / "000000000008.npz", passes / ".tmp-000000000008.npz-0123456789abcdef")
+    again = made(*words, *parts, "--skip-bad")
+    assert (again["top1"], again["num_eval_examples"]) == (one["top1"], one["num_eval_examples"])
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_same_parts(embedded, unsure_run, photos, tmp_path):
+    evaluate = ("evaluate", "--ckpt", unsure_run, "--dataset", photos, "--json", "-q", "--res", "16:32:16")
+    two, out = ("--num-processes", 2), tmp_path / "parts"
+
+    for words in ((*EMBED, "--dataset", photos), evaluate):
+        outcome = vit(*words, *two, "--out", out, "--part-rows", 7)
+        assert outcome.returncode == 0, outcome.stderr
+        if words is not evaluate:
+            for file in (embedded / "parts/parts").iterdir():
+                assert file.read_bytes() == (out / "parts" / file.name).read_bytes()
+            out = tmp_path / "evaluation"
+    one = made(*evaluate)
+    keys = one.keys() - {*SPEEDS, "num_processes"}
+    assert {key: json.loads(outcome.stdout)[key] for key in keys} == {key: one[key] for key in keys}
+
+
+def test_a_request_that_has_left_no_part_gives_way_to_another(photos, tmp_path):
+    out = tmp_path / "parts"
+    made(*PREDICT, photos / "test", "--out", out, "--part-rows", 4)
+    shutil.rmtree(out / "parts")
+
+    assert made(*PREDICT, photos / "test", "--out", out, "--part-rows", 5)["num_parts"] == 2
+    (out / "parts.json").write_text("damaged")
+    error = made(*PREDICT, photos / "test", "--out", out, "--part-rows", 4, code=2)["error"]
+    assert "the folder holds other parts" in error["message"]
 
 
 def test_a_worker_leaves_what_another_one_makes_and_has_all_in_the_end(photos, tmp_path, monkeypatch):
@@ -209,7 +263,7 @@ def test_a_worker_leaves_what_another_one_makes_and_has_all_in_the_end(photos, t
         (PREDICT, ("--part-rows", 5, "--out", "a", "--why", "w.html"), "--why is of all images at once"),
         (PREDICT, ("--part-rows", 5, "--out", "a", "--sort-into", "s"), "--sort-into is of all images"),
         (PREDICT, ("--part-rows", 5, "--out", "OTHER"), "the folder holds other files (notes.txt)"),
-        (PREDICT, ("--part-rows", 5, "--out", "PARTS"), "the folder holds other parts: another part_rows"),
+        (PREDICT, ("--part-rows", 5, "--out", "PARTS"), "the folder holds other parts: another --part-rows"),
         (PREDICT, ("--part-rows", 4, "--out", "PARTS", "--topk", 2), "other parts: another topk"),
         (PREDICT, ("--part-rows", 4, "--out", "PARTS", "--precision", "bf16"), "another precision"),
         (EMBED, ("--part-rows", 5, "--out", "a.safetensors"), "parts of 5 images are files in a folder"),
@@ -249,7 +303,7 @@ def test_a_list_of_runs_shows_who_makes_which_part(embedded, tmp_path):
 
     lines = {line.split()[0]: line for line in text.splitlines() if line}
     assert "3 of 4 parts" in lines["parts"] and "photos" in lines["parts"]
-    assert "running on" in lines["parts/14"] and "done" in lines["parts/0"] and "waiting" in lines["parts/7"]
+    assert "running on" in lines["parts/14"] and not {"parts/0", "parts/7"} & lines.keys()
     shutil.rmtree(cells.home)
     (out / "parts.json").write_text(json.dumps(index))
     assert "finished" in run("report", "--list", out).out

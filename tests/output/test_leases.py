@@ -199,7 +199,7 @@ def test_a_claim_among_ten_thousand_reads_few_other_ones(cells, monkeypatch):
     monkeypatch.setattr(Cells, "_is_silent", lambda self, name, number: read.append(name))
 
     assert claim(cells, *names).name == "cell-10000"
-    assert read == names[10_000 - leases.LOOKED_AT : 10_000]
+    assert read == names[10_000 - leases.MOST_READ : 10_000]
 
 
 def test_a_killed_worker_that_comes_back_goes_on_where_it_was(cells):

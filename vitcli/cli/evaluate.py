@@ -227,7 +227,7 @@ def evaluate(*, inference: options.InferenceOptions, asked: EvaluationOptions, p
     groups = next(filter(None, map(vtab.tasks_of, asked.dataset or ())), {})
     more = (
         asked.sides, asked.real, asked.real_index, asked.classes, asked.all_compete, asked.tta, asked.out,
-        asked.overwrite, asked.save_predictions, asserted,
+        asked.overwrite, asked.save_predictions, asked.part_rows, asserted,
     )  # fmt: skip
     if groups and (len(pairs) > 1 or any(more)):
         raise typer.BadParameter("vtab takes one --ckpt, no second --dataset, and scoring options only")

@@ -175,7 +175,7 @@ def check_folder_of_parts(out: Path | None, part_rows: int) -> None:
     Raises:
         VitError: --out is missing, or names a file.
     """
-    if out is None or out.suffix or out.is_file():
+    if out is None or out.suffix in (".safetensors", ".csv", ".jsonl", ".html") or out.is_file():
         where = f"--out {out}" if out else "--part-rows"
         fix = f"--out {out.with_suffix('') if out else 'FOLDER'}, or leave --part-rows out"
         what = f"parts of {count_of(part_rows, 'image')} are files in a folder"

@@ -1,5 +1,6 @@
 """`vit evaluate`: checkpoints scored on splits, one pass per resolution (paper, sections 4.1 and D.9)."""
 
+import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from vitcli.data.image_cache import ImageCache
 from vitcli.data.split import Split, base_of
 from vitcli.data.task import Task, check_supports
 from vitcli.data.transforms import Preprocessing
+from vitcli.distributed.runtime import shared_process_group
 from vitcli.errors import VitError
 from vitcli.evaluation import (
     class_map,
@@ -33,7 +35,7 @@ from vitcli.evaluation.calibration.results import results_of
 from vitcli.evaluation.calibration.stored import Calibration, calibration_of
 from vitcli.evaluation.class_map import ClassMap, Projection
 from vitcli.evaluation.files import FOLDER, EvalResult, claim, write_all
-from vitcli.evaluation.inference import EvalSettings
+from vitcli.evaluation.inference import EvalSettings, NothingDecoded
 from vitcli.evaluation.intervals import accuracy_interval
 from vitcli.evaluation.multilabel import Multilabel, multilabel_of, task_of
 from vitcli.evaluation.parts import Parts
@@ -41,11 +43,11 @@ from vitcli.evaluation.predictions import (
     SUFFIXES,
     Predictions,
     counts_of_part,
-    joined,
     per_class,
-    save_part,
+    read_parts,
     scores_of_classes,
     unique_names,
+    write_part,
 )
 from vitcli.evaluation.real_labels import RealLabels
 from vitcli.evaluation.regression import NumberPredictions, RegressionTarget, target_of
@@ -59,7 +61,6 @@ from vitcli.evaluation.setup import (
 from vitcli.models.build import check_image_size
 from vitcli.output.atomic import check_out
 from vitcli.output.progress import Progress
-from vitcli.output.run_folder import PARTS_FOLDER
 from vitcli.output.scores import OF_CLASSES
 from vitcli.output.summaries import Evaluation, ResolutionScore
 from vitcli.output.text import size_text
@@ -69,6 +70,7 @@ from vitcli.weights.io import Weights, digest_of
 from vitcli.weights.load import load_for_inference
 
 PASSES = "passes"  # of parts, in the folder of an evaluation
+NOT_OF_PARTS = ("data.on_bad_image", "--real", "--real-index", "--res")  # what predictions do not depend on
 WAIT_S = 600.0  # for another worker that writes the results
 
 
@@ -157,6 +159,7 @@ class EvalTask:
     overwrite: bool = False
 
 
+@shared_process_group()  # also after the parts of a pass
 def evaluate(recipes: Sequence[Recipe], options: EvaluateOptions, run: RunSettings) -> dict[str, Any]:
     """Run one evaluation per recipe; return its result, or {"evaluations": [...]} of several.
 
@@ -182,7 +185,9 @@ def evaluate(recipes: Sequence[Recipe], options: EvaluateOptions, run: RunSettin
     # The output folder is locked before the first pass; results are written after the last.
     keys = [options.result_key(task.recipe, task.split) for task in tasks]
     with ExitStack() as lock:
-        settings.runtime.on_main(lambda: claim(lock, keys, run, options.save_predictions))
+        wait_s = WAIT_S if options.part_rows else 0.0
+        open_folder = partial(claim, lock, keys, run, options.save_predictions, wait_s=wait_s)
+        settings.runtime.on_main(open_folder)
         if options.part_rows:  # other workers share the passes
             folders = FOLDER.folders(run.out, len(tasks))
             tasks = [
@@ -203,7 +208,7 @@ def evaluate(recipes: Sequence[Recipe], options: EvaluateOptions, run: RunSettin
             notes = _notes_on_other_images(tasks)
             summary = {"command": "evaluate", "evaluations": evaluations, "notes": notes}
         if options.part_rows:  # they write their results one after the other
-            settings.runtime.on_main(lambda: claim(lock, keys, run, options.save_predictions, wait_s=WAIT_S))
+            settings.runtime.on_main(open_folder)
         if run.out or options.save_predictions:
             settings.runtime.on_main(lambda: write_all(results, summary, run.out, options.save_predictions))
         if settings.profiler:
@@ -367,7 +372,8 @@ def score(task: EvalTask, weights: Weights, settings: EvalSettings, images: Imag
         progress.note_once(f"left out: {left_out}")
     for line in task.split.lines:
         progress.detail(line)
-    task = _with_cached_images(task, images, progress)
+    if not task.passes:
+        task = _with_cached_images(task, images, progress)
 
     # One pass per resolution.
     curve = []
@@ -503,20 +509,29 @@ def _predict_parts(
     settings: EvalSettings,
 ) -> tuple[Predictions | NumberPredictions, list[str]]:
     """Predict the parts of the split that no other worker predicts; return what `predict` does of all."""
-    most = inference.MOST_SCORES // len(task.split)  # of a row, if all are kept
+    most_scores = inference.MOST_SCORES // len(task.split)  # of a row, if all are kept
 
     def write(part: Split, first: int, file: Path) -> None:
-        predictions, skipped = predict(part)
-        settings.runtime.on_main(lambda: save_part(file, predictions, skipped, first, most_scores=most))
+        try:
+            predictions, skipped = predict(part)
+        except NothingDecoded:
+            predictions, skipped = None, [part.where_is(row) for row in range(len(part))]
+        settings.runtime.on_main(
+            lambda: write_part(file, predictions, skipped, first, most_scores=most_scores)
+        )
 
-    asked = task.options.result_key(task.recipe, task.split) | {"data": task.fingerprint}
-    asked |= {"weights": digest_of(weights.state), "preprocessing": preprocessing.summary()}
-    asked |= {"precision": settings.precision}
+    asked = task.options.result_key(task.recipe, task.split)
+    asked = {key: value for key, value in asked.items() if key not in NOT_OF_PARTS}
+    asked |= {"data": task.fingerprint, "weights": digest_of(weights.state), "precision": settings.precision}
+    asked |= {"preprocessing": preprocessing.as_dict(), "metadata": json.loads(json.dumps(weights.metadata))}
+    asked |= {"class map": [*map(list, task.projection.groups)]} if task.projection else {}
     folder = task.passes / size_text(preprocessing.resolution)
     parts = Parts(folder, task.options.part_rows, asked, ".npz", write, counts_of_part)
-    parts.make(task.split, settings, overwrite=task.overwrite)
+    counts, files = parts.make(task.split, settings, overwrite=task.overwrite)
+    if not counts["num_examples"]:
+        raise inference.nothing_decoded(task.split)
     kind = partial(NumberPredictions, task.target) if task.target else Predictions
-    return joined(sorted((folder / PARTS_FOLDER).iterdir()), kind)
+    return read_parts(files, kind)
 
 
 def _scores(predictions: Predictions | NumberPredictions) -> dict[str, float | None]:

@@ -48,6 +48,10 @@ MOST_SCORES = 2**27  # of rows times classes, kept for AUROC and mAP: half a GiB
 Mean = Callable[[Tensor, Tensor], Tensor]  # of the outputs_BO for images and for their mirror images
 
 
+class NothingDecoded(DataError):
+    """No image of a split can be decoded."""
+
+
 class Interrupted(Exception):
     """A pass over a split was given up, as `EvalSettings.is_stopping` asks."""
 
@@ -512,6 +516,6 @@ def by_row(
 
 def nothing_decoded(split: Split) -> DataError:
     """Return the error for a split without a single decodable image."""
-    return DataError(
+    return NothingDecoded(
         f"no image of {split.name} can be decoded", where=split.name, fix="check its image files"
     )

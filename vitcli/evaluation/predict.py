@@ -114,12 +114,15 @@ def _predict_parts(
         "preprocessing": network.preprocessing.summary(),
         "class_names_from": weights.imagenet or ("weights" if weights.class_names else None),
     }
-    asked = about | {"precision": network.settings.precision, "weights": digest_of(weights.state)}
+    asked = {key: value for key, value in recipe.asked.items() if key != "data.on_bad_image"}
+    asked |= about | {"precision": network.settings.precision, "weights": digest_of(weights.state)}
+    asked |= {"metadata": json.loads(json.dumps(weights.metadata)), "class_names": weights.class_names}
+    asked = json.loads(json.dumps(asked))
     asked |= {"topk": options.topk, "threshold": options.threshold, "tta": options.mirrored}
     names = "\n".join(map(split.where_is, range(len(split))))
     asked["images"] = blake2b(names.encode(errors="surrogateescape"), digest_size=16).hexdigest()
     parts = Parts(run.out, options.part_rows, asked, ".jsonl", write, read)
-    counts = parts.make(split, network.settings, overwrite=run.overwrite)
+    counts, _ = parts.make(split, network.settings, overwrite=run.overwrite)
     unreadable = [{"file": line["file"], "message": line["error"]} for line in counts["skipped_images"]]
     counts |= {"skipped_images": [entry["file"] for entry in unreadable], "unreadable": unreadable}
     result = about | counts | {"on_bad_image": recipe.data.on_bad_image} | split.left_out.summary()

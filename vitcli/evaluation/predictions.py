@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -235,9 +236,9 @@ def write_predictions(
     atomic.replace_file(Path(path), write)
 
 
-def save_part(
+def write_part(
     file: Path,
-    predictions: "Predictions | NumberPredictions",
+    predictions: "Predictions | NumberPredictions | None",
     skipped: Sequence[str],
     first_row: int,
     *,
@@ -246,15 +247,18 @@ def save_part(
     """Write the predictions of a part of a split, whose rows begin at `first_row`, as arrays of NumPy.
 
     Args:
+        predictions: None where no image can be read.
         most_scores: of a row; more are not kept.
     """
-    arrays = {name: values for name, values in vars(predictions).items() if isinstance(values, np.ndarray)}
+    found = vars(predictions) if predictions else {"rows_N": np.arange(0)}
+    arrays = {name: values for name, values in found.items() if isinstance(values, np.ndarray)}
     arrays["rows_N"] = arrays["rows_N"] + first_row
     for name in ("scores_NK", "logits_NK"):
         if name in arrays and arrays[name].shape[1] > most_scores:
             del arrays[name]
-    scores = getattr(predictions, "example_scores", {})
-    arrays |= {f"{EXAMPLE_SCORE}{name}": values_N for name, values_N in scores.items()}
+    arrays |= {
+        f"{EXAMPLE_SCORE}{name}": values_N for name, values_N in found.get("example_scores", {}).items()
+    }
     arrays["skipped"] = np.array(skipped, dtype=str)
 
     def write(path: Path) -> None:
@@ -265,19 +269,26 @@ def save_part(
 
 
 def counts_of_part(file: Path) -> dict[str, Any]:
-    """Return what `Parts.read` returns of a file of `save_part`."""
-    with np.load(file) as arrays:
-        return {"num_examples": len(arrays["rows_N"]), "skipped_images": arrays["skipped"].tolist()}
+    """Return what `Parts.read` returns of a file of `write_part`."""
+    arrays = _arrays_of(file)
+    return {"num_examples": len(arrays["rows_N"]), "skipped_images": arrays["skipped"].tolist()}
 
 
-def joined(files: Sequence[Path], kind: Callable[..., Any]) -> tuple[Any, list[str]]:
-    """Return the predictions of all parts as a `kind`, and the places of undecodable images."""
-    arrays = defaultdict(list)
-    for file in files:
+def _arrays_of(file: Path) -> dict[str, np.ndarray]:
+    try:
         with np.load(file) as part:
-            for name in part.files:
-                arrays[name].append(part[name])
-    whole = {name: np.concatenate(values) for name, values in arrays.items()}
+            return {name: part[name] for name in part.files}
+    except (BadZipFile, EOFError, KeyError) as error:
+        raise ValueError(f"{file} is damaged") from error
+
+
+def read_parts(files: Sequence[Path], kind: Callable[..., Any]) -> tuple[Any, list[str]]:
+    """Return the predictions of all parts as a `kind`, and the places of undecodable images."""
+    arrays: dict[str, list[np.ndarray]] = defaultdict(list)
+    for file in files:
+        for name, values in _arrays_of(file).items():
+            arrays[name].append(values)
+    whole = {name: np.concatenate(arrays.pop(name)) for name in [*arrays]}
     skipped = whole.pop("skipped").tolist()
     names = [name for name in whole if name.startswith(EXAMPLE_SCORE)]
     scores = {name.removeprefix(EXAMPLE_SCORE): whole.pop(name) for name in names}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.evaluation.calibration.scaling import Scaling
-from vitcli.evaluation.parts import rows_of_text
+from vitcli.evaluation.parts import summary_rows
 from vitcli.evaluation.sorting import is_only_unlike
 from vitcli.output.document import Columns, Kind, simple_table
 from vitcli.output.scores import ERRORS, SHOWN, first_score_rows, interval_shown, score_rows, shown
@@ -300,7 +300,7 @@ def predictions_as_text(result: dict[str, Any], *, is_brief: bool | None = None)
 def _parts_of_predictions(result: dict[str, Any]) -> str:
     left_out = skipped(result) if result["on_bad_image"] == "skip" else []
     model = [("model", result["model"]), ("pixels", result["preprocessing"])]
-    return pairs([*rows_of_text(result), *model, *left_out])
+    return pairs([*summary_rows(result), *model, *left_out])
 
 
 def _predicted_labels(predictions: list[dict[str, Any]]) -> str:

@@ -12,17 +12,23 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from vitcli.cache import row_store
 from vitcli.data.aliases import local_copy
 from vitcli.data.columns import PATHS
 from vitcli.data.sources.tables import UNLABELLED
 from vitcli.data.split import Split
+from vitcli.distributed.runtime import shared_process_group
 from vitcli.errors import MachineError, VitError
 from vitcli.evaluation.inference import nothing_decoded
-from vitcli.evaluation.parts import Parts, rows_of_text
+from vitcli.evaluation.parts import Parts, summary_rows
 from vitcli.evaluation.setup import RunSettings, open_eval_split, read_checkpoint
 from vitcli.features.extract import ExtractedFeatures, FeatureExtractor, extract, fill_store, open_extractor
-from vitcli.features.feature_store import FeatureStore, name_of, open_beside, write_safetensors
+from vitcli.features.feature_store import (
+    FeatureStore,
+    name_of,
+    open_beside,
+    open_temporary,
+    write_safetensors,
+)
 from vitcli.output import text
 from vitcli.output.atomic import TEMPORARY, check_out, replace_file
 from vitcli.recipe import Recipe
@@ -87,6 +93,7 @@ def embed(
     return result | about_images | {"elapsed_s": time.perf_counter() - began_at}
 
 
+@shared_process_group()  # for what comes after the parts
 def _embed_parts(
     extractor: FeatureExtractor,
     images: Split,
@@ -100,23 +107,28 @@ def _embed_parts(
     settings = extractor.network.settings
 
     def write(part: Split, first: int, file: Path) -> None:
-        store = settings.runtime.is_main and _temporary_store(first, len(part))
-        rows_N = np.arange(len(part))
-        skipped = fill_store(store or None, rows_N, extractor, part, with_logits=with_logits)
-        skipped = sorted(settings.runtime.union(set(skipped)))
-        if store:
-            about = metadata | {"split": part.name}
-            _write(file, extractor, part, about, store, skipped, first_row=first)
+        runtime, rows_N = settings.runtime, np.arange(len(part))
+        with runtime.local_errors():
+            store = open_temporary({}, len(part)) if runtime.is_main else None
+        skipped = fill_store(store, rows_N, extractor, part, with_logits=with_logits)
+        skipped = sorted(runtime.union(set(skipped)))
+        about = metadata | {"split": part.name}
+        runtime.on_main(lambda: _write(file, extractor, part, about, store, skipped, first_row=first))
+        if store is not None:
             store.close()
 
     def read(file: Path) -> dict[str, Any]:
-        with _opened(file) as opened:
-            count = opened.get_slice("rows").get_shape()[0]
-            return {"num_examples": count, "skipped_images": json.loads(opened.metadata()["skipped_images"])}
+        try:
+            with safe_open(file, "np") as opened:
+                count, about = opened.get_slice("rows").get_shape()[0], opened.metadata()
+                return {"num_examples": count, "skipped_images": json.loads(about["skipped_images"])}
+        except SafetensorError as error:
+            raise ValueError(str(error)) from error
 
-    asked = {key: value for key, value in metadata.items() if key != "pixels"}
+    # "made_of" has times of files, which a copy of the data on another machine has not.
+    asked = {key: value for key, value in metadata.items() if key not in ("pixels", "made_of")}
     parts = Parts(run.out, part_rows, asked, SUFFIX, write, read)
-    counts = parts.make(images, settings, overwrite=run.overwrite)
+    counts, _ = parts.make(images, settings, overwrite=run.overwrite)
     if not counts["num_examples"]:
         raise nothing_decoded(images)
     about = {key: metadata[key] for key in ABOUT}
@@ -142,30 +154,13 @@ def _write(
         extractor.network.settings.progress.note(f"note: {len(rows_N):,} paths do not fit into the file")
     metadata |= {"skipped_images": json.dumps(skipped), "paths": paths}
     metadata |= {"has_labels": json.dumps(has_labels)}
-    replace_file(
-        out,
-        lambda path: write_safetensors(
-            path, store, rows_N, metadata, has_labels=has_labels, first_row=first_row
-        ),
-    )
-
-
-def _temporary_store(first: int, num_rows: int) -> FeatureStore:
-    rows = row_store.open_temporary(num_rows)
-    return FeatureStore(rows, {"first": first}, num_rows, where="a temporary file", is_kept=False)
-
-
-def _opened(file: Path) -> Any:
-    try:
-        return safe_open(file, "np")
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
+    about = {"has_labels": has_labels, "first_row": first_row}
+    replace_file(out, lambda path: write_safetensors(path, store, rows_N, metadata, **about))
 
 
 def _paths(images: Split, dataset: str, rows_N: np.ndarray) -> list[str | None] | None:
     """Return the path of each image inside the data set's folder; None for a data set without image files."""
-    is_in_reach = images.block_starts is None and not (images.whole and images.whole[0].is_large)
-    paths = images.column(PATHS) if is_in_reach else None
+    paths = images.column(PATHS) if images.block_starts is None else None
     if not paths or not any(paths):
         return None
     copy = local_copy(dataset)
@@ -257,8 +252,8 @@ def as_text(result: dict[str, Any]) -> str:
     notes = [*text.skipped(result), *(("note", note) for note in result.get("notes", ()))]
     code = f'vitcli.load_features({result["out"]!r})["features"]'
     if "num_parts" in result:
-        reading = [("next", "in Python, arrays that read what is asked of them"), ("", text.Verbatim(code))]
-        return text.pairs([*rows_of_text(result), *model_and_pixels, *notes, *reading])
+        reading = [("next", "in Python, an array that reads the rows you index"), ("", text.Verbatim(code))]
+        return text.pairs([*summary_rows(result), *model_and_pixels, *notes, *reading])
     logits = f", {result['num_logits']} logits" if result["num_logits"] else ""
     split = result["split"].removesuffix(f", split {UNLABELLED}")  # a plain folder has no splits
     others = ["label"] * result["has_labels"] + ["row"] + ["path"] * result["has_paths"]

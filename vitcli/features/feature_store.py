@@ -149,15 +149,24 @@ def open_cached(about: dict[str, Any], num_rows: int) -> FeatureStore:
         return FeatureStore(rows, about, num_rows, where=str(folder / row_store.name_of(about)))
     except OSError as error:
         note = f"features are not cached, {folder} cannot be written: {error.strerror}"
+    store = open_temporary(about, num_rows)
+    store.notes.append(note)
+    return store
+
+
+def open_temporary(about: dict[str, Any], num_rows: int) -> FeatureStore:
+    """Open a store that is gone with this process.
+
+    Raises:
+        MachineError: the folder for temporary files cannot be written.
+    """
     try:
         rows = row_store.open_temporary(num_rows)
     except OSError as error:
         fix = "set XDG_CACHE_HOME or TMPDIR to a folder that can be written"
-        where = f"{folder} and {tempfile.gettempdir()}"
+        where = f"{user_cache.cache_folder('features')} and {tempfile.gettempdir()}"
         raise MachineError(f"features cannot be stored: {error.strerror}", where=where, fix=fix) from error
-    store = FeatureStore(rows, about, num_rows, where="a temporary file", is_kept=False)
-    store.notes.append(note)
-    return store
+    return FeatureStore(rows, about, num_rows, where="a temporary file", is_kept=False)
 
 
 def name_of(about: dict[str, Any]) -> str:

@@ -36,7 +36,7 @@ HOME = ".vit-cells"
 LEASE_S, BEATS = 60.0, 6  # a lease, and how often in it its holder shows that it is there
 VARIABLE = "VIT_LEASE_S"
 POLL_S = 0.1
-LOOKED_AT = 8  # claims that one claim reads: of a worker that was killed and has come back, the last
+MOST_READ = 8  # claims that one claim reads: of a worker that was killed and has come back, the last
 BEAT, OWNER, NAMES = "beat", "owner.json", "cells.json"
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
 NO_CLAIM = (0, WAITING)
@@ -198,7 +198,7 @@ class Cells:
         """
         claims, folders = self._claims(), dict(zip(names, covers, strict=True))
         free = [name for name in names if claims.get(name, NO_CLAIM)[1] in (WAITING, STOPPED, FAILED)]
-        free = self._left(names[: names.index(free[0])] if free else names, claims) + free
+        free = self._abandoned(names[: names.index(free[0])] if free else names, claims) + free
         while free:
             name = free.pop(0)
             if lease := self._take(name, claims.get(name, NO_CLAIM)[0] + 1, folders[name]):
@@ -271,9 +271,9 @@ class Cells:
             _ended(earlier, end).unlink(missing_ok=True)
         return Lease(name, path, self._path(name, number + 1), os.path.abspath(covers), self.seconds, now)
 
-    def _left(self, names: Sequence[str], claims: dict[str, tuple[int, str]]) -> list[str]:
+    def _abandoned(self, names: Sequence[str], claims: dict[str, tuple[int, str]]) -> list[str]:
         """Return cells whose worker had ended before this one came, of the last claims alone."""
-        running = [name for name in names[-LOOKED_AT:] if claims.get(name, NO_CLAIM)[1] == RUNNING]
+        running = [name for name in names[-MOST_READ:] if claims.get(name, NO_CLAIM)[1] == RUNNING]
         new = [name for name in running if self._seen.get(name, ((0,),))[0][0] != claims[name][0]]
         return [name for name in new if self._is_silent(name, claims[name][0])]
 

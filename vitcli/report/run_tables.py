@@ -6,7 +6,7 @@ from typing import Any
 
 from vitcli.output import run_folder
 from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, number_cell
-from vitcli.output.leases import RUNNING, Cells
+from vitcli.output.leases import FAILED, RUNNING, Cells
 from vitcli.output.scores import SHOWN, cell_of, header_of, shown
 from vitcli.output.summaries import AverageRecord, ResultSummary
 from vitcli.output.text import count_of, duration, interval_text, size_text, value_text
@@ -220,22 +220,28 @@ def listing(collection: RunCollection, names: Names, *, now: float) -> Table:
         )
         rows.append(Row(Header(names.folder(record.path), folder=record.path), cells))
         rows += _cell_rows(names.folder(record.path), record.path, now)
-    for parts in collection.parts:
+    for parts in sorted(collection.parts, key=lambda parts: -parts.path.stat().st_mtime):
         age, count = max(0.0, now - parts.path.stat().st_mtime), number_cell(parts.num_examples, "{:,}")
         cells = (Cell(parts.state), Cell(), Cell(), count, Cell(names.data(parts.dataset)))
         head = Header(names.folder(parts.path), folder=parts.path)
         rows.append(Row(head, (*cells, Cell(duration(age), age))))
-        rows += _cell_rows(names.folder(parts.path), parts.path, now)
+        rows += _cell_rows(names.folder(parts.path), parts.path, now, is_brief=True)
     numbers = (Header("top-1"), Header("95 %"), Header("images"))
     headers = (Header("state", kind="text"), *numbers, Header("data", kind="clipped"), Header("age"))
     names_whole = replace(RUN, kind="id")
     return Table("list", "Runs", "All runs, the newest first.", names_whole, headers, tuple(rows))
 
 
-def _cell_rows(name: str, path: Path, now: float) -> list[Row]:
-    """Return a line for each part of work in a folder that workers share: who does it, and since when."""
+def _cell_rows(name: str, path: Path, now: float, *, is_brief: bool = False) -> list[Row]:
+    """Return a line for each part of work in a folder that workers share: who does it, and since when.
+
+    Args:
+        is_brief: only what is running or has failed, of many.
+    """
     rows = []
     for cell, now_of in Cells(path).states().items():
+        if is_brief and now_of.state not in (RUNNING, FAILED):
+            continue
         owner = now_of.owner
         is_here = isinstance(owner.get("host"), str) and is_number(owner.get("at"))
         age = max(0.0, now - owner["at"]) if is_here else None

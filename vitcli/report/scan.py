@@ -13,7 +13,7 @@ from vitcli.output.run_folder import ARMS, AVERAGED, FOLDS, REPEATS
 from vitcli.recipe import toml
 
 EVALUATION = "evaluation.json"
-INNER = {ARMS, REPEATS, FOLDS, AVERAGED, "checkpoints", "figures"}
+INNER = {ARMS, REPEATS, FOLDS, AVERAGED, "checkpoints", "figures", "passes"}
 DEFAULT = "runs"  # where runs are that were given no --out
 MAX_DEPTH = 5  # folders below the one that is named
 MAX_FOLDERS = 5_000  # more is a home directory, not a folder of runs
@@ -123,7 +123,7 @@ def _below(folder: Path, top: Path, depth: int, visited: set[Path]) -> Iterator[
     kind = kind_of(folder)
     if kind:
         yield RunLocation(folder, kind, is_named=depth == 0)
-    if depth == MAX_DEPTH or kind in ("vtab", "fewshot", "evaluation", "parts"):
+    if depth == MAX_DEPTH or kind in ("vtab", "fewshot", "parts"):
         return
     try:
         with os.scandir(folder) as entries:
