@@ -455,8 +455,14 @@ def _run_pass(
     """Predict the split at one resolution; also return the pass's model, speed and skipped images."""
     size, posemb_method = preprocessing.image_size, task.recipe.model.posemb_resample
     model, arch = load_for_inference(weights, size, posemb_method, settings.device, loading_progress)
-    started_at = time.perf_counter()
-    predict = partial(_predict, task, model, preprocessing, settings, num_classes=arch.num_classes)
+    started_at, num_predicted = time.perf_counter(), 0
+
+    def predict(split: Split) -> tuple[Predictions | NumberPredictions, list[str]]:
+        nonlocal num_predicted
+        found, skipped = _predict(task, model, preprocessing, settings, split, num_classes=arch.num_classes)
+        num_predicted += len(found)
+        return found, skipped
+
     if task.passes:
         predictions, skipped = _predict_parts(task, predict, weights, preprocessing, settings)
     else:
@@ -466,7 +472,7 @@ def _run_pass(
         "model": arch.name,
         "num_skipped_images": len(skipped),
         "skipped_images": skipped[:100],
-        "images_per_s": len(predictions) / elapsed_s,
+        "images_per_s": num_predicted / elapsed_s,  # without parts of other workers
         "elapsed_s": elapsed_s,
     }
 

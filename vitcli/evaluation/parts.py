@@ -110,6 +110,8 @@ class Parts:
         self, split: Split, first: int, count: int, file: Path, settings: EvalSettings
     ) -> dict[str, Any]:
         part = split.part(first, first + count, name=f"{split.name}, rows {first} to {first + count - 1}")
+        number, num_parts = first // self.rows + 1, -(-len(split) // self.rows)
+        settings.progress.note(f"part {number:,} of {num_parts:,}: {part.name}")
         if split.is_large and part.block_starts is None:  # so is the part: labels are checked as they come
             part = replace(part, block_starts=np.arange(count + 1))
         self.write(part, first, file)
