@@ -136,8 +136,7 @@ class RowsOfParts:
         if isinstance(which, int | np.integer):
             return self[[int(which)]][0]
         # Of a slice no index of all rows is made.
-        is_slice = isinstance(which, slice)
-        rows_M = np.arange(*which.indices(len(self))) if is_slice else np.asarray(which)
+        rows_M = np.arange(*which.indices(len(self))) if isinstance(which, slice) else np.asarray(which)
         is_mask = rows_M.dtype == bool
         if is_mask and rows_M.shape != (len(self),):
             raise IndexError(f"a mask has {len(self)} values")

@@ -188,7 +188,7 @@ def evaluate(recipes: Sequence[Recipe], options: EvaluateOptions, run: RunSettin
         wait_s = WAIT_S if options.part_rows else 0.0
         open_folder = partial(claim, lock, keys, run, options.save_predictions, wait_s=wait_s)
         settings.runtime.on_main(open_folder)
-        if options.part_rows:  # other workers share the passes
+        if options.part_rows and run.out:  # other workers share the passes
             folders = FOLDER.folders(run.out, len(tasks))
             tasks = [
                 replace(task, passes=folder / PASSES, overwrite=run.overwrite)
@@ -515,6 +515,7 @@ def _predict_parts(
     settings: EvalSettings,
 ) -> tuple[Predictions | NumberPredictions, list[str]]:
     """Predict the parts of the split that no other worker predicts; return what `predict` does of all."""
+    assert task.passes and task.options.part_rows, "checked before"
     most_scores = inference.MOST_SCORES // len(task.split)  # of a row, if all are kept
 
     def write(part: Split, first: int, file: Path) -> None:

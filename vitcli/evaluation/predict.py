@@ -106,6 +106,7 @@ def _predict_parts(
                 failed += [value] if b'"error"' in line and "error" in (value := json.loads(line)) else []
         return {"num_examples": num_lines - len(failed), "skipped_images": failed}
 
+    assert run.out and options.part_rows, "checked before"
     weights = network.weights
     about = {
         "command": "predict",

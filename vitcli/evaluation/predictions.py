@@ -250,8 +250,10 @@ def write_part(
         predictions: None where no image can be read.
         most_scores: of a row; more are not kept.
     """
-    found = vars(predictions) if predictions else {"rows_N": np.arange(0)}
-    arrays = {name: values for name, values in found.items() if isinstance(values, np.ndarray)}
+    found: dict[str, Any] = vars(predictions) if predictions else {"rows_N": np.arange(0)}
+    arrays: dict[str, Any] = {
+        name: values for name, values in found.items() if isinstance(values, np.ndarray)
+    }
     arrays["rows_N"] = arrays["rows_N"] + first_row
     for name in ("scores_NK", "logits_NK"):
         if name in arrays and arrays[name].shape[1] > most_scores:
