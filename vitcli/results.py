@@ -115,7 +115,7 @@ class FeaturesResult(Result):
 
 
 class RowsOfParts:
-    """One array of all parts of `vit embed --part-rows`, of which only what is asked for is read.
+    """One array over all parts of `vit embed --part-rows`, which reads the rows that are indexed.
 
     Args:
         tensors: of the parts, in order, each with a row at least; `get_slice` of a .safetensors file.

@@ -85,7 +85,7 @@ class PredictionOptions:
         others = {"--why": self.why, "--sort-into": self.sort_into, "--jsonl": self.jsonl}
         if named := next((name for name, value in others.items() if value), None):
             fix = f"leave {named} out, or --part-rows; the parts are .jsonl files"
-            raise VitError(f"{named} is of all images at once", where=f"{named} and --part-rows", fix=fix)
+            raise VitError(f"{named} needs all images at once", where=f"{named} and --part-rows", fix=fix)
         inputs.check_folder_of_parts(self.out, part_rows)
 
 

@@ -177,7 +177,7 @@ NumProcesses = Annotated[int | None, option("--num-processes", DEVICES,
 Workers = Annotated[int | None, option("--workers", ADVANCED,
     "Data loader threads; results do not depend on them (default: by the number of CPU cores).", "N", min=1)]
 PartRows = Annotated[int | None, option("--part-rows", RUN,
-    "Write a file for each N images into the folder --out; the same command on more machines shares the "
+    "Work in files of N images below the folder --out; the same command on more machines shares the "
     "work (default: one file).", "N", min=1)]
 RecipeName = Annotated[str | None, option("--recipe", RUN,
     "Shipped recipe (vit recipes list) or .toml file; it has the defaults of the options that name a [key] "
