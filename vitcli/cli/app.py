@@ -28,6 +28,7 @@ from vitcli.cli.reproduce import app as reproduce_app
 from vitcli.cli.skill import app as skill_app
 from vitcli.cli.study import app as study_app
 from vitcli.cli.submit import app as submit_app
+from vitcli.cli.teach import app as teach_app
 from vitcli.cli.train import app as train_app
 from vitcli.output import text
 
@@ -42,8 +43,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": MOST_COLUMNS},
 )
-for commands in (train_app, average_app, evaluate_app, fewshot_app, weights_app, inspect_app, report_app,
-                 reproduce_app, skill_app):  # fmt: skip
+for commands in (train_app, average_app, evaluate_app, fewshot_app, teach_app, weights_app, inspect_app,
+                 report_app, reproduce_app, skill_app):  # fmt: skip
     app.add_typer(commands)
 app.add_typer(study_app, name="study", rich_help_panel=UNDERSTAND)
 app.add_typer(bench_app, name="bench", rich_help_panel=UNDERSTAND)

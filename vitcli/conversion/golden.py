@@ -44,14 +44,13 @@ def write_golden(path: Path, split: Split, preprocessing: Preprocessing, *, prec
     few, entries = evenly(split, NUM_IMAGES), []
     for row in range(len(few)):
         image_HWC = loader.read_example(few, row)[0]
-        image_HWC = _shrunk(image_HWC) if network.takes_any_size else preprocessing(image_HWC)
+        image_HWC = shrunk(image_HWC) if network.takes_any_size else preprocessing(image_HWC)
         outputs_K = network.answers(torch.from_numpy(image_HWC.copy())[None])[0].double().numpy()
-        kept, png = _kept(outputs_K), io.BytesIO()
-        Image.fromarray(image_HWC).save(png, "PNG", optimize=True)
+        kept = _kept(outputs_K)
         entries.append(
             {
                 "image": few.where_is(row).rpartition("/")[2],
-                "png": base64.b64encode(png.getvalue()).decode(),
+                "png": png_of(image_HWC),
                 "outputs": {str(k): float(f"{outputs_K[k]:.7g}") for k in kept.tolist()},
             }
         )
@@ -197,7 +196,15 @@ def _damaged(path: Path, reason: str) -> DataError:
     return DataError(f"{path.name} is damaged: {reason[:200]}", where=str(path), fix="export again")
 
 
-def _shrunk(image_HWC: np.ndarray) -> np.ndarray:
+def png_of(image_HWC: np.ndarray) -> str:
+    """Return an image as a golden file has it: a PNG in base64."""
+    png = io.BytesIO()
+    Image.fromarray(image_HWC).save(png, "PNG", optimize=True)
+    return base64.b64encode(png.getvalue()).decode()
+
+
+def shrunk(image_HWC: np.ndarray) -> np.ndarray:
+    """Return an image as the golden file of a network of any image size has it."""
     image = Image.fromarray(image_HWC)
     image.thumbnail((MOST_SIDE, MOST_SIDE))
     return np.asarray(image)

@@ -125,6 +125,20 @@ def weights_card(exported: dict[str, Any], loading: str) -> str:
     )
 
 
+def taught_card(summary: dict[str, Any], arch: Architecture, licence: str) -> str:
+    """Return the Markdown card of a classifier that was taught, `taught_card.md.j2`.
+
+    Args:
+        summary: as summary.json of `vit teach`.
+    """
+    start = summary["from"]
+    front_matter = _front_matter(
+        loads_in_timm=True, is_classifier=True, ckpt=start, **licences.in_card(licence)
+    )
+    loading = how_to_load(HERE, arch, dataset=None)
+    return rendered("taught_card.md.j2", taught=summary, front_matter=front_matter, loading=loading)
+
+
 def how_to_load(
     names: LoadingNames, arch: Architecture, *, dataset: str | None, of_onnx: dict[str, Any] | None = None
 ) -> str:

@@ -144,9 +144,15 @@ def record(
         numbers["num_held_out_seen"] = 0
     if not held_out.dev_cut:  # it has a name of its own
         digests.pop("held_out", None)
+    return as_metadata(digests, ever_before) or None, numbers
+
+
+def as_metadata(digests: dict[str, np.ndarray], ever_before: np.ndarray | None) -> dict[str, str]:
+    """Return digests by name as weights keep them, with those that only earlier runs trained on."""
     if ever_before is not None:
-        digests["trained_before"] = ever_before[~np.isin(ever_before, digests.get("trained_on", UNREADABLE))]
-    return {name: _packed(digests_N) for name, digests_N in digests.items()} or None, numbers
+        is_new = ~np.isin(ever_before, digests.get("trained_on", UNREADABLE))
+        digests = digests | {"trained_before": ever_before[is_new]}
+    return {name: _packed(digests_N) for name, digests_N in digests.items()}
 
 
 def _part_of(split: Split, rank: int, world_size: int) -> list[int]:
@@ -165,10 +171,7 @@ def merged(runs: Sequence[SeenImages]) -> dict[str, str] | None:
         run.held_out is not None and np.array_equal(run.held_out, first) for run in runs[1:]
     ):
         digests["held_out"] = first
-    before = union(run.trained_before for run in runs)
-    if before is not None:
-        digests["trained_before"] = before[~np.isin(before, trained_on)]
-    return {name: _packed(digests_N) for name, digests_N in digests.items()}
+    return as_metadata(digests, union(run.trained_before for run in runs))
 
 
 def never_trained_on(split: Split, trained_on: np.ndarray | None, *, is_held_out: bool = False) -> Split:

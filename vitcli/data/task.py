@@ -26,6 +26,7 @@ FEATURES = {
     "--why": (Task.ONE_CLASS,),
     "--gate": (Task.ONE_CLASS,),
     "vit fewshot": (Task.ONE_CLASS,),
+    "vit teach": (Task.ONE_CLASS,),
     "--labels": (Task.ONE_CLASS,),
 }
 

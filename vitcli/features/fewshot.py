@@ -14,6 +14,7 @@ import numpy as np
 
 from vitcli.data import dataset
 from vitcli.data.parts.splitting import groups_to_divide
+from vitcli.data.seen_images import digests_of
 from vitcli.data.split import Split, classes_without
 from vitcli.data.task import check_supports
 from vitcli.errors import DataError, Stopped, VitError
@@ -31,6 +32,7 @@ from vitcli.features import draws as features_draws
 from vitcli.features.draws import Draws, DrawScore, FewshotProblem
 from vitcli.features.extract import ExtractedFeatures, FeatureExtractor, extract, open_extractor
 from vitcli.features.feature_store import StoredFeatures, open_cached
+from vitcli.features.statistics import ClosedFormStatistics, network_digest
 from vitcli.output import plots, run_folder, summaries, text
 from vitcli.output.atomic import read_json
 from vitcli.output.document import simple_table
@@ -97,6 +99,7 @@ def fewshot(
         draws_used = _drop_undecodable(draws, support, train)
         problem = _problem(support, tests, labels_N, num_classes=train.num_classes, groups_N=groups_N)
         scores = _scores(extractor, problem, draws_used, support, l2=recipe.fewshot.l2)
+        _write_statistics(folder.path, extractor, train, problem, draws_used)
         result = _result(extractor, train, test, scores, support, tests)
         result["next"] += size_words(recipe.given)
         if recipe.fewshot.forecast:
@@ -400,6 +403,30 @@ def _write_run_folder(
     folder.write_summary(FewshotSummary.written(result))
     folder.close()
     return result
+
+
+def _write_statistics(
+    folder: Path, extractor: FeatureExtractor, train: Split, problem: FewshotProblem, draws: Draws
+) -> None:
+    """Write the closed form of the first draw with the most shots, which `vit teach` can change.
+
+    Other classifiers, weighted rows and inner layers have none.
+    """
+    fewshot, names = extractor.recipe.fewshot, train.readable_class_names
+    is_plain = fewshot.classifier == "least-squares" and fewshot.balance == "none"
+    if not is_plain or extractor.recipe.eval.layer != "pre_logits" or len({*names}) < len(names):
+        return
+    _, by_shots = min(draws.items())
+    _, rows_N = max(by_shots.items())
+    statistics = ClosedFormStatistics.of(
+        problem.features_of(rows_N),
+        problem.labels_N[rows_N],
+        digests_of(train, rows_N),
+        class_names=names,
+        groups_N=None if problem.groups_N is None else problem.groups_N[rows_N],
+    )
+    about = {"l2": fewshot.l2, "network": network_digest(extractor.network.model)}
+    statistics.write(folder / run_folder.CLOSED_FORM, about)
 
 
 def as_text(result: dict[str, Any], *, verbose: bool = False) -> str:

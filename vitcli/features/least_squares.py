@@ -306,6 +306,12 @@ def as_layer(
     return weight_DK, scale * BIAS * weights_EK[-1] + offset - moved_K
 
 
+def in_float32(weight_DK: np.ndarray, bias_K: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return the weight (K, D) and the bias (K,) of a layer as torch has them."""
+    weight_KD = np.ascontiguousarray(weight_DK.T, dtype=np.float32)
+    return torch.from_numpy(weight_KD), torch.from_numpy(bias_K.astype(np.float32))
+
+
 def fold_accuracy(
     features_ND: Array,
     labels_N: Array,

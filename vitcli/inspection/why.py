@@ -43,6 +43,7 @@ from vitcli.features.least_squares import SWEEP, Solution, influences
 from vitcli.inspection.analysis import attention_overlay
 from vitcli.inspection.attention import AttentionLayout, patch_relevance, probe_attention_layout
 from vitcli.models import features
+from vitcli.models.build import put_last_layer
 from vitcli.output import html, run_folder
 from vitcli.output.atomic import check_out, write_text
 from vitcli.output.document import PageFigure
@@ -207,16 +208,7 @@ def _of_training(
 ) -> tuple[LoadedNetwork, TrainingImages]:
     """Return the network of a run, and the closed form on its training images, up to `forecast.MOST_ROWS`."""
     num_classes = weights.architecture.num_classes
-    if folds := of_run.train.folds:  # what is delivered is trained on all images, not on those without a cut
-        all_folds = of_run.data.model_copy(update={"eval_split": str(FoldName(folds))})
-        of_run = of_run.model_copy(update={"data": all_folds})
-    train = _open(of_run, seed=of_run.train.seed)
-    if train.num_classes != num_classes or weights.class_names not in (None, train.class_names):
-        raise DataError(
-            f"{train.name} has other classes than these weights",
-            where=of_run.data.dataset,
-            fix="restore the data set that they were trained on",
-        )
+    train = training_images(of_run, weights, needed_by="--why")
     # Images that the run has left out are left out here.
     policy = of_run.data.on_bad_image if recipe.data.on_bad_image == "error" else recipe.data.on_bad_image
     data = recipe.data.model_copy(update={"dataset": of_run.data.dataset, "on_bad_image": policy})
@@ -227,12 +219,28 @@ def _of_training(
     return extractor.network, TrainingImages(train, rows_N, solution, recipe.eval.layer, about)
 
 
-def _open(recipe: Recipe, *, seed: int) -> Split:
+def training_images(of_run: Recipe, weights: Weights, *, needed_by: str) -> Split:
+    """Open the images that the weights of a training run were trained on."""
+    if folds := of_run.train.folds:  # what is delivered is trained on all images, not on those without a cut
+        all_folds = of_run.data.model_copy(update={"eval_split": str(FoldName(folds))})
+        of_run = of_run.model_copy(update={"data": all_folds})
+    train = _open(of_run, seed=of_run.train.seed, needed_by=needed_by)
+    num_classes = weights.architecture.num_classes
+    if train.num_classes != num_classes or weights.class_names not in (None, train.class_names):
+        raise DataError(
+            f"{train.name} has other classes than these weights",
+            where=of_run.data.dataset,
+            fix="restore the data set that they were trained on",
+        )
+    return train
+
+
+def _open(recipe: Recipe, *, seed: int, needed_by: str = "--why") -> Split:
     """Open the training split of a run, of one label per image."""
-    train, _ = open_splits(recipe, seed=seed, needed_by="--why")
+    train, _ = open_splits(recipe, seed=seed, needed_by=needed_by)
     if train.is_large:
         what = f"{train.name} has too many labels to read them first"
-        raise VitError(what, where="--why", fix="leave --why out")
+        raise VitError(what, where=needed_by, fix="take a run with fewer images")
     return train
 
 
@@ -275,32 +283,12 @@ def put_head(model: nn.Module, solution: Solution, *, name: str) -> None:
     """Put the closed form into a network as its last layer: logits are its scores times one factor.
 
     The factor is the one that makes probabilities of left-out scores most likely; it changes no ranking.
-
-    Args:
-        name: of the network, in an error.
-
-    Raises:
-        VitError: the network's last layer is not a dense layer that reads the features.
     """
-    head = getattr(model, "head", None)
-    parent = head if isinstance(getattr(head, "head", None), nn.Module) else model
-    before = getattr(parent, "head", None)
-    reads_features = isinstance(before, nn.Linear) and before.in_features == len(solution.mean_D)
-    if not (reads_features or isinstance(before, nn.Identity)):
-        raise VitError(
-            f"the last layer of {name} cannot be replaced by the closed form",
-            where="--why",
-            fix="take the few-shot run of a ViT",
-        )
     counted_N = solution.is_scored_N
     left_out_NK = least_squares.left_out_scores(solution)
     scale = softmax_scale(left_out_NK[counted_N], solution.labels_N[counted_N])
-    weight_DK, bias_K = least_squares.as_layer(solution, solution.weights(0), scale=scale)
-    layer = nn.Linear(*weight_DK.shape)
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(weight_DK.T))
-        layer.bias.copy_(torch.from_numpy(bias_K))
-    parent.head = layer.to(next(model.parameters()).device)
+    layer = least_squares.as_layer(solution, solution.weights(0), scale=scale)
+    put_last_layer(model, *least_squares.in_float32(*layer), name=name, option="--why")
 
 
 def _explained(

@@ -261,6 +261,32 @@ def last_layers(model: TimmNetwork) -> list[nn.Module]:
     return [layers[-1] for layers in layers_of_heads if layers]
 
 
+def put_last_layer(model: TimmNetwork, weight_KD: Tensor, bias_K: Tensor, *, name: str, option: str) -> None:
+    """Make a dense layer the last one of a network.
+
+    Args:
+        name: of the network, in an error; `option` is what asks for it.
+
+    Raises:
+        VitError: the network's last layer is not a dense layer that reads the features.
+    """
+    head = getattr(model, "head", None)
+    parent = head if isinstance(getattr(head, "head", None), nn.Module) else model
+    before = getattr(parent, "head", None)
+    reads_features = isinstance(before, nn.Linear) and before.in_features == weight_KD.shape[1]
+    if not (reads_features or isinstance(before, nn.Identity)):
+        raise VitError(
+            f"the last layer of {name} cannot be replaced by the closed form",
+            where=option,
+            fix="take the few-shot run of a ViT",
+        )
+    layer = nn.Linear(*weight_KD.T.shape)
+    with torch.no_grad():
+        layer.weight.copy_(weight_KD)
+        layer.bias.copy_(bias_K)
+    parent.head = layer.to(next(model.parameters()).device)
+
+
 def expected_tensors(arch: Architecture) -> dict[str, torch.Size]:
     """Return names and shapes of the network's state dict, in its order, without allocating any tensor."""
     with torch.device("meta"):

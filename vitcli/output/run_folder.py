@@ -49,11 +49,12 @@ CHECKPOINTS = "checkpoints"
 # Below the folder of several runs: the trials of a sweep, its runs with several seeds, and folds.
 ARMS, REPEATS, FOLDS = "arms", "runs", "folds"
 DRAWS = "draws.json"  # of a few-shot run: the rows it was fitted to
+CLOSED_FORM = "closed_form.safetensors"  # the statistics of a classifier that `vit teach` can change
 AVERAGED = "average"  # of a sweep, the average of its runs
 CHECKOUT = Path(__file__).parents[2]  # the repository, if the package runs from one
 FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, TRACKING, "README.md", "config.json",
-         WEIGHTS, PREDICTIONS, NUMBERS, OUT_OF_FOLD, CLASSES, MISTAKES, AVERAGE, "draws.json", "table.txt",
-         "reproduce.json", "reproduce-real.json", *profile.FILES)  # fmt: skip
+         WEIGHTS, PREDICTIONS, NUMBERS, OUT_OF_FOLD, CLASSES, MISTAKES, AVERAGE, DRAWS, CLOSED_FORM,
+         "table.txt", "reproduce.json", "reproduce-real.json", *profile.FILES)  # fmt: skip
 # Of runs/ only the repetitions: the default folder of all runs has that name, too.
 FOLDERS = (CHECKPOINTS, "figures", ARMS, f"{ARMS}/*", f"{REPEATS}/seed-*", AVERAGED, FOLDS, f"{FOLDS}/*",
            HOME, "tensorboard", "wandb", "mlflow")  # fmt: skip

@@ -12,9 +12,9 @@ A scale and an offset change no ranking, so the head has the accuracy of the clo
 N rows, D features, E = D + 1 inputs of the closed form, K classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from vitcli.evaluation.calibration.scaling import DIGITS, LEAST_SCALE, MOST_SCAL
 from vitcli.features import least_squares
 from vitcli.features.least_squares import DEFAULT_L2, SWEEP, Solution, has_others
 
+Solved = TypeVar("Solved")
 STRENGTHS = SWEEP[::2]  # half of those that `vit fewshot` tries: as good, and half the time with many classes
 
 
@@ -65,12 +66,36 @@ def closed_form_head(
         groups_N: of each row; None for groups of one row.
         balance: weights of rows by the size of their class, see `data.balance`.
     """
+    solution, facts, left_out = chosen_solution(
+        features_ND, labels_N, groups_N, num_classes=num_classes, loss=loss, balance=balance
+    )
+    weights_EK = on_one_core(lambda: solve_at(solution, 0))
+    scale, offset = facts["temperature"], facts["offset"]
+    layer = least_squares.as_layer(solution, weights_EK, scale=scale, offset=offset)
+    return ClosedFormHead(*least_squares.in_float32(*layer), facts, left_out)
+
+
+def chosen_solution(
+    features_ND: Tensor | np.ndarray,
+    labels_N: np.ndarray,
+    groups_N: np.ndarray | None,
+    *,
+    num_classes: int,
+    loss: str,
+    balance: str = "none",
+    l2: Sequence[float] = STRENGTHS,
+) -> tuple[Solution, dict[str, Any], tuple[np.ndarray, np.ndarray] | None]:
+    """Return the solution at the l2 that leaving a group out prefers, and `facts` and `left_out` of it.
+
+    Args:
+        l2: to choose from, where rows can be left out.
+    """
     can_leave_out = has_others(labels_N, groups_N).any()
     solution = least_squares.solve(
         features_ND,
         labels_N,
         num_classes=num_classes,
-        l2=STRENGTHS if can_leave_out else (DEFAULT_L2,),
+        l2=l2 if can_leave_out else (DEFAULT_L2,),
         groups_N=groups_N,
         balance=balance,
     )
@@ -82,15 +107,10 @@ def closed_form_head(
         scores_MK = least_squares.left_out_scores(solution)[is_scored_N]
         temperature, offset = calibration(scores_MK, labels_N[is_scored_N], loss=loss)
         left_out = (temperature * scores_MK + offset, labels_N[is_scored_N])
-    weights_EK = _on_one_core(lambda: solve_at(solution, 0))
-    weight_DK, bias_K = least_squares.as_layer(solution, weights_EK, scale=temperature, offset=offset)
     facts = {"l2": solution.l2[0], "temperature": temperature, "offset": offset}
     num_groups = None if groups_N is None else len(np.unique(groups_N))
     facts |= {"num_examples": len(labels_N), "num_groups": num_groups, "left_out_top1": accuracy}
-    weight_KD, bias_K = (
-        torch.from_numpy(values.astype(np.float32)) for values in (weight_DK.T.copy(), bias_K)
-    )
-    return ClosedFormHead(weight_KD, bias_K, facts, left_out)
+    return solution, facts, left_out
 
 
 def solve_at(solution: Solution, which: int) -> np.ndarray:
@@ -152,6 +172,7 @@ def _sigmoid_scale(scores_NK: np.ndarray, labels_N: np.ndarray) -> tuple[float, 
     return float(np.clip(t, LEAST_SCALE, MOST_SCALE)), float(c)
 
 
-def _on_one_core(function: Callable[[], np.ndarray]) -> np.ndarray:
+def on_one_core(function: Callable[[], Solved]) -> Solved:
+    """Return what a function computes with one thread of torch, so that its last bits are always the same."""
     with single_core_pool(1, "vit-probe-head") as pool:
         return pool.submit(function).result()

@@ -1,0 +1,237 @@
+"""A folder with a classifier that can be taught and can forget: a frozen network and a closed form.
+
+    closed_form.safetensors   the images as integers, and their sums (`features/statistics.py`)
+    model.safetensors         the network with the closed form as its last layer, and config.json
+    summary.json, README.md   what it is, with the digest of the statistics
+
+The statistics are the truth, and are written first: weights of other statistics, as a kill leaves them, are
+written again by the next command. A few-shot run has the statistics alone, its network is its checkpoint's.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitcli.conversion.model_card import taught_card
+from vitcli.data.parts.splitting import groups_to_divide
+from vitcli.data.seen_images import KEY, SeenImages, as_metadata, digests_of
+from vitcli.data.split import Split
+from vitcli.errors import DataError, VitError
+from vitcli.evaluation.setup import RunSettings, read_checkpoint
+from vitcli.features.extract import FeatureExtractor, extract, open_extractor
+from vitcli.features.feature_store import open_cached, open_temporary
+from vitcli.features.least_squares import DEFAULT_L2, in_float32
+from vitcli.features.statistics import STEP, ClosedFormStatistics, network_digest
+from vitcli.inspection.why import training_images
+from vitcli.models.build import put_last_layer
+from vitcli.output import run_folder
+from vitcli.output.atomic import check_out, write_json, write_text
+from vitcli.output.owned_folder import OwnedFolder, refuse_other
+from vitcli.output.redaction import public_name
+from vitcli.output.run_folder import CLOSED_FORM, SUMMARY, WEIGHTS
+from vitcli.recipe import load_for_inference
+from vitcli.training.methods.probe_head import STRENGTHS, chosen_solution, on_one_core
+from vitcli.weights import licences
+from vitcli.weights.describe import WeightsInfo
+from vitcli.weights.io import write_weights
+
+OF_STATISTICS = "closed_form"  # in the metadata of the weights: the digest of the statistics they are of
+CARD = "README.md"
+FILES = ("config.json", CARD, SUMMARY, WEIGHTS, CLOSED_FORM)
+
+
+@dataclass(frozen=True, eq=False)
+class Taught:
+    """A frozen network and the statistics of the images that it was taught.
+
+    Attributes:
+        ckpt: what the command names: a taught folder, a run, or weights.
+        folder: of a taught one; None of others.
+        l2: "sweep", or the strength that a few-shot run was given.
+        of_network: digests of the images that the network itself was trained on; None if they are unknown.
+        is_unfinished: a command that changed the folder was killed between its files.
+    """
+
+    ckpt: str
+    folder: Path | None
+    extractor: FeatureExtractor
+    statistics: ClosedFormStatistics
+    l2: float | str
+    of_network: np.ndarray | None
+    is_unfinished: bool = False
+
+    def features(self, split: Split, dataset: str, rows_N: np.ndarray, **how: Any) -> "ExtractedRows":
+        """Return the features of rows of a split that can be decoded."""
+        data = self.extractor.recipe.data.model_copy(update={"dataset": dataset, "on_bad_image": "skip"})
+        extractor = replace(self.extractor, recipe=self.extractor.recipe.model_copy(update={"data": data}))
+        settings = replace(extractor.network.settings, on_bad_image="skip")
+        extractor = replace(extractor, network=replace(extractor.network, settings=settings))
+        computed = extract(extractor, split, rows_N, how.get("store", open_temporary), with_logits=False)
+        try:
+            rows_N = rows_N[computed.store.has(rows_N)]
+            if not len(rows_N):
+                raise DataError(f"no image of {split.name} can be read", where=dataset, fix="check its files")
+            return ExtractedRows(rows_N, computed.store.read(rows_N)["features"], computed.skipped)
+        finally:
+            computed.store.close()
+
+
+@dataclass(frozen=True, eq=False)
+class ExtractedRows:
+    """Features of the rows of a split that could be decoded, and the places of the others."""
+
+    rows_N: np.ndarray
+    features_ND: np.ndarray
+    skipped: Sequence[str]
+
+
+def open_taught(ckpt: str, run: RunSettings) -> Taught:
+    """Open a taught folder, a run or weights, and load the network.
+
+    The statistics of weights are those of no image; of a training run they are computed on its images.
+
+    Raises:
+        VitError: the run keeps no statistics.
+        DataError: the statistics are damaged, or of another network.
+    """
+    path, folder = Path(ckpt), run_folder.folder_of(ckpt)
+    is_taught, is_fewshot = (path / CLOSED_FORM).is_file(), folder is not None and _is_fewshot(folder)
+    of_run = run_folder.recipe_of(folder)[0] if folder else None
+    if is_fewshot and not is_taught:
+        raise VitError(
+            f"{ckpt} keeps no statistics of a closed form",
+            where="RUN",
+            fix="repeat vit fewshot with the classifier least-squares, without --layer and balance",
+        )
+    keys, name = {"model.ckpt": ckpt}, None
+    if is_fewshot:
+        name, keys = str(folder / run_folder.RECIPE), of_run.given | {"model.ckpt": of_run.model.ckpt}
+    recipe = load_for_inference(name, (), keys)
+    weights = read_checkpoint(recipe, quiet=run.quiet)
+    extractor = open_extractor(weights, recipe, run)
+    seen = SeenImages.of(weights.metadata)
+    if is_taught:
+        statistics, about = ClosedFormStatistics.read(path / CLOSED_FORM)
+        if about.get("network") != network_digest(extractor.network.model):
+            raise DataError(
+                f"the statistics are of another network than {weights.source}",
+                where=str(path / CLOSED_FORM),
+                fix="restore the weights, or teach again from the images",
+            )
+        is_own = not is_fewshot
+        before = seen.trained_before if is_own else seen.ever_trained_on
+        is_unfinished = is_own and weights.metadata.get(OF_STATISTICS) != statistics.digest
+        own_folder = path if is_own else None
+        return Taught(ckpt, own_folder, extractor, statistics, about["l2"], before, is_unfinished)
+    nothing = ClosedFormStatistics.of_nothing(extractor.network.model.num_features)
+    taught = Taught(ckpt, None, extractor, nothing, "sweep", seen.ever_trained_on)
+    if of_run is None:
+        return taught
+    train = training_images(run_folder.recipe_with_data(folder), weights, needed_by="vit teach")
+    computed = taught.features(train, of_run.data.dataset, np.arange(len(train)), store=open_cached)
+    rows_N, groups_N = computed.rows_N, groups_to_divide(train)
+    statistics = ClosedFormStatistics.of(
+        computed.features_ND,
+        train.read_labels()[rows_N],
+        digests_of(train, rows_N),
+        class_names=train.readable_class_names,
+        groups_N=None if groups_N is None else groups_N[rows_N],
+    )
+    return replace(taught, statistics=statistics)
+
+
+def _is_fewshot(folder: Path) -> bool:
+    return (folder / run_folder.DRAWS).is_file()
+
+
+def fitted(statistics: ClosedFormStatistics, l2: float | str) -> tuple[tuple[Any, Any], dict[str, Any]]:
+    """Return weight (K, D) and bias (K,) of the last layer, and the facts of its fit.
+
+    l2, temperature and the accuracy of images that are left out come from the rows, the layer from the sums;
+    equal images give equal bits.
+    """
+    facts: dict[str, Any] = {"l2": DEFAULT_L2, "temperature": 1.0, "left_out_top1": None}
+    if len(statistics.class_names) > 1:
+        _, found, _ = chosen_solution(
+            statistics.features_ND * STEP,
+            statistics.labels_N,
+            np.unique(statistics.groups_N, return_inverse=True)[1],
+            num_classes=len(statistics.class_names),
+            loss="softmax",
+            l2=STRENGTHS if l2 == "sweep" else (float(l2),),
+        )
+        facts = {key: found[key] for key in facts}
+    elif l2 != "sweep":
+        facts["l2"] = float(l2)
+    layer = on_one_core(lambda: statistics.layer(facts["l2"], scale=facts["temperature"]))
+    return in_float32(*layer), facts
+
+
+def owned(folder: Path) -> OwnedFolder:
+    """Return a folder as one that commands of teaching write."""
+    return OwnedFolder(folder, "taught classifier", lock=".vit-teach.lock", files=FILES, marker=CLOSED_FORM)
+
+
+def check_folder(out: Path, taught: Taught, *, overwrite: bool) -> None:
+    """Refuse, before any work, a folder that cannot take the result; make nothing."""
+    run_folder.refuse_run(out, "taught")
+    check_out(out / CLOSED_FORM, overwrite=True)
+    if out != taught.folder and not overwrite:
+        owned(out).refuse_foreign()
+
+
+def write(
+    taught: Taught, statistics: ClosedFormStatistics, out: Path, summary: dict[str, Any], *, overwrite: bool
+) -> dict[str, Any]:
+    """Fit the closed form and write the folder; return the summary with what the fit found.
+
+    Raises:
+        VitError: the folder holds another classifier, and is not to be overwritten.
+        MachineError: it cannot be written, or another process writes it.
+    """
+    with ExitStack() as held:
+        folder = owned(out)
+        if overwrite and out != taught.folder:
+            folder.clear()
+        folder.refuse_foreign()
+        folder.claim(held)
+        if out != taught.folder and (out / CLOSED_FORM).is_file():
+            earlier, _ = ClosedFormStatistics.read(out / CLOSED_FORM)
+            refuse_other(
+                out, "another taught classifier", ["other images"] * (earlier.digest != statistics.digest)
+            )
+        layer, facts = fitted(statistics, taught.l2)
+        network, weights = taught.extractor.network, taught.extractor.network.weights
+        put_last_layer(network.model, *layer, name=network.arch.name, option="RUN")
+        about = {"l2": taught.l2, "network": network_digest(network.model)}
+        statistics.write(out / CLOSED_FORM, about)
+        origin = weights.metadata.get("from") if taught.folder else public_name(weights.source)
+        metadata = {
+            **({licences.KEY: weights.licence} if weights.licence != licences.UNKNOWN else {}),
+            "trained_by": "teach",
+            "from": origin,
+            OF_STATISTICS: statistics.digest,
+            KEY: as_metadata({"trained_on": statistics.digests_N}, taught.of_network),
+        }
+        arch = replace(network.arch, num_classes=len(statistics.class_names))
+        pixels = network.preprocessing.as_dict()
+        info = WeightsInfo(arch, pixels, statistics.class_names, metadata)
+        write_weights(out, network.model.state_dict(), info)
+        counts = dict(zip(statistics.class_names, statistics.counts_K.tolist(), strict=True))
+        summary |= {
+            "from": origin,
+            "model": arch.name,
+            "resolution": list(network.preprocessing.image_size),
+            "num_classes": arch.num_classes,
+            "num_examples": len(statistics),
+            "classes": counts,
+            "statistics": statistics.digest,
+            **facts,
+        }
+        write_text(out / CARD, taught_card(summary, arch, weights.licence))
+        write_json(out / SUMMARY, summary)
+    return summary
