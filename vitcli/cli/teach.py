@@ -30,8 +30,12 @@ class WhereToWrite:
     device: options.Device = None
     workers: options.Workers = None
 
-    def settings(self, printing: Printing):
+    def settings(self, run: str, printing: Printing):
         """Return the RunSettings; typer.BadParameter for two places."""
+        from vitcli.output.run_folder import CLOSED_FORM
+
+        if not (Path(run) / CLOSED_FORM).is_file():  # as a few-shot run has it, which is not a checkpoint
+            inputs.check_ckpt(run)
         if self.in_place and (self.out or self.overwrite):
             message = "it writes to RUN; leave --out and --overwrite out"
             raise typer.BadParameter(message, param_hint="--in-place")
@@ -73,8 +77,7 @@ def teach(
     if class_name is not None and (not add or not class_name.strip()):
         message = "name a class, and its images with --add" if add else "name its images with --add"
         raise typer.BadParameter(message, param_hint="--class")
-    inputs.check_ckpt(run)
-    settings = where.settings(printing)
+    settings = where.settings(run, printing)
     from vitcli.teaching.teach import Changes, as_text
     from vitcli.teaching.teach import teach as make
 
@@ -112,8 +115,7 @@ def forget(
         raise typer.BadParameter("name images, or a class with --class", param_hint="IMAGES")
     if check and class_name:
         raise typer.BadParameter("it looks for images; leave --class out", param_hint="--check")
-    inputs.check_ckpt(run)
-    settings = where.settings(printing)
+    settings = where.settings(run, printing)
     from vitcli.teaching.teach import Changes, as_text, check_as_text, check_forgotten, teach
 
     if check:

@@ -270,8 +270,8 @@ def put_last_layer(model: TimmNetwork, weight_KD: Tensor, bias_K: Tensor, *, nam
     Raises:
         VitError: the network's last layer is not a dense layer that reads the features.
     """
-    head = getattr(model, "head", None)
-    parent = head if isinstance(getattr(head, "head", None), nn.Module) else model
+    inner = getattr(model, "head", None)
+    parent = inner if isinstance(inner, nn.Module) and hasattr(inner, "head") else model
     before = getattr(parent, "head", None)
     reads_features = isinstance(before, nn.Linear) and before.in_features == weight_KD.shape[1]
     if not (reads_features or isinstance(before, nn.Identity)):

@@ -20,7 +20,7 @@ from vitcli.conversion.model_card import taught_card
 from vitcli.data.parts.splitting import groups_to_divide
 from vitcli.data.seen_images import KEY, SeenImages, as_metadata, digests_of
 from vitcli.data.split import Split
-from vitcli.errors import DataError, VitError
+from vitcli.errors import DataError
 from vitcli.evaluation.setup import RunSettings, read_checkpoint
 from vitcli.features.extract import FeatureExtractor, extract, open_extractor
 from vitcli.features.feature_store import open_cached, open_temporary
@@ -95,18 +95,11 @@ def open_taught(ckpt: str, run: RunSettings) -> Taught:
     The statistics of weights are those of no image; of a training run they are computed on its images.
 
     Raises:
-        VitError: the run keeps no statistics.
         DataError: the statistics are damaged, or of another network.
     """
     path, folder = Path(ckpt), run_folder.folder_of(ckpt)
     is_taught, is_fewshot = (path / CLOSED_FORM).is_file(), folder is not None and _is_fewshot(folder)
     of_run = run_folder.recipe_of(folder)[0] if folder else None
-    if is_fewshot and not is_taught:
-        raise VitError(
-            f"{ckpt} keeps no statistics of a closed form",
-            where="RUN",
-            fix="repeat vit fewshot with the classifier least-squares, without --layer and balance",
-        )
     keys, name = {"model.ckpt": ckpt}, None
     if is_fewshot:
         name, keys = str(folder / run_folder.RECIPE), of_run.given | {"model.ckpt": of_run.model.ckpt}
@@ -209,13 +202,15 @@ def write(
         put_last_layer(network.model, *layer, name=network.arch.name, option="RUN")
         about = {"l2": taught.l2, "network": network_digest(network.model)}
         statistics.write(out / CLOSED_FORM, about)
+        seen = {"trained_on": statistics.digests_N}
+        seen |= {} if taught.of_network is None else {"trained_before": taught.of_network}
         origin = weights.metadata.get("from") if taught.folder else public_name(weights.source)
         metadata = {
             **({licences.KEY: weights.licence} if weights.licence != licences.UNKNOWN else {}),
             "trained_by": "teach",
             "from": origin,
             OF_STATISTICS: statistics.digest,
-            KEY: as_metadata({"trained_on": statistics.digests_N}, taught.of_network),
+            KEY: as_metadata(seen, None),
         }
         arch = replace(network.arch, num_classes=len(statistics.class_names))
         pixels = network.preprocessing.as_dict()

@@ -46,7 +46,7 @@ class Changes:
 
 
 @dataclass
-class Counts:
+class ChangeCounts:
     """What a command has changed, for its summary."""
 
     num_added: int = 0
@@ -79,7 +79,7 @@ def teach(ckpt: str, changes: Changes, run: RunSettings, *, in_place: bool, comm
     check_folder(out, taught, overwrite=run.overwrite)
 
     # Forget first: what is removed from one class may be taught as another.
-    statistics, counts = taught.statistics, Counts()
+    statistics, counts = taught.statistics, ChangeCounts()
     removes = changes.remove or changes.remove_classes
     if removes:
         statistics, gone = _without(taught, changes, counts)
@@ -130,7 +130,7 @@ def check_forgotten(
     return result, CheckFailed("; ".join(problems), where=ckpt, fix=fix)
 
 
-def _without(taught: Taught, changes: Changes, counts: Counts) -> tuple[ClosedFormStatistics, Any]:
+def _without(taught: Taught, changes: Changes, counts: ChangeCounts) -> tuple[ClosedFormStatistics, Any]:
     """Return the statistics without images and classes, and the pieces of the images that were named."""
     statistics, pieces = taught.statistics, None
     is_gone_N = np.zeros(len(statistics), dtype=bool)
@@ -166,7 +166,7 @@ def _without(taught: Taught, changes: Changes, counts: Counts) -> tuple[ClosedFo
 
 
 def _with(
-    taught: Taught, statistics: ClosedFormStatistics, add: str, class_name: str | None, counts: Counts
+    taught: Taught, statistics: ClosedFormStatistics, add: str, class_name: str | None, counts: ChangeCounts
 ) -> ClosedFormStatistics:
     """Return the statistics with the images of a folder, those that are there already left as they are."""
     split, labels_N, names = _open_images(taught, add, class_name)

@@ -8,8 +8,8 @@
     name        of the file, in the folder of the classifier alone
 
 A piece is long enough that no other image has it by chance, and is taken where its bytes differ most, so that
-a white border is no trace. All pieces of all images are looked for in one pass over a file: two bytes of each
-choose the places at which eight are compared, and then all.
+a white border does not count. All pieces of all images are looked for in one pass over a file: two bytes of
+each choose the places at which eight are compared, and then all.
 """
 
 import base64
