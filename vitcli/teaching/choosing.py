@@ -13,13 +13,13 @@ get sharper and the radius smaller, and the choice goes over to uncertain images
 Predictions are those of the closed form (`features/least_squares.py`), with the l2 of the smallest squared
 error of labels left out; at ten labels leave-one-out accuracy cannot tell one l2 from another. Probabilities
 are the softmax of the scores times an inverse temperature, fitted to the left-out scores of all labels
-(Guo et al., arXiv 1706.04599). The only image of a class counts as a mistake there: where many classes have one
-image, others are likely not to have been seen yet.
+(Guo et al., arXiv 1706.04599). The only image of a class counts as a mistake there: where many classes have
+one image, others are likely not to have been seen yet.
 
-Everything is a function of the features, the seed and the labels, never of the order in which these were given: a
-label that is taken back leaves no trace. NumPy's last bits depend on its number of threads.
+Everything is a function of the features, the seed and the labels, never of the order in which these were
+given: a label that is taken back leaves no trace. NumPy's last bits depend on its number of threads.
 
-N rows, D features, E = D + 1 inputs of the closed form, K classes that have a label, C candidates, L labelled.
+N rows, D features, E = D + 1 inputs of the closed form, K classes with a label, C candidates, L labelled.
 """
 
 from collections.abc import Collection, Iterable
@@ -31,7 +31,7 @@ from vitcli.evaluation.calibration.scaling import softmax_scale
 from vitcli.features.label_errors import find_suspects
 from vitcli.features.least_squares import Solution, has_others, influences, left_out_scores, solve
 
-STRENGTHS = tuple(2.0**power for power in range(2, 14, 2))  # outside of these no l2 won on any of six data sets
+STRENGTHS = tuple(2.0**power for power in range(2, 14, 2))  # outside of these no l2 won on any of six sets
 MOST_CANDIDATES = 1500  # of the pool, whose coverage counts and of which one is chosen
 RADIUS = 1.0  # of unit vectors, whose typical distance is sqrt(2)
 
@@ -123,7 +123,7 @@ class Chooser:
         return fit.classes_K[order_K], chances_K[order_K]
 
     def reasons(self, row: int, count: int = 3) -> list[int]:
-        """Return labelled rows without which the best class leads least over the second, at most one of a group.
+        """Return labelled rows without which the best class leads least over the second, one of a group.
 
         The first has the largest influence; rows that speak for the second class are not returned, nor any
         where fewer than two classes have a label. A group counts as a whole.
@@ -147,8 +147,8 @@ class Chooser:
         """Return the labelled rows whose label is less probable than another class, by all other groups.
 
         Each with that class and the probability of its label (`features/label_errors.py`), the smallest
-        first; of rows of a group with the same label only the first. A label that is the only one of its class
-        is not judged.
+        first; of rows of a group with the same label only the first. A label that is the only one of its
+        class is not judged.
         """
         rows_L = np.flatnonzero(self._labels_N >= 0)
         classes_K, labels_L = np.unique(self._labels_N[rows_L], return_inverse=True)
