@@ -21,6 +21,7 @@ from vitcli.cli.evaluate import app as evaluate_app
 from vitcli.cli.features import app as fewshot_app
 from vitcli.cli.help import MANAGE, MOST_COLUMNS, UNDERSTAND, VitGroup
 from vitcli.cli.inspect import app as inspect_app
+from vitcli.cli.label import app as label_app
 from vitcli.cli.options import given_arguments, option
 from vitcli.cli.recipes import app as recipes_app
 from vitcli.cli.report import app as report_app
@@ -43,8 +44,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": MOST_COLUMNS},
 )
-for commands in (train_app, average_app, evaluate_app, fewshot_app, teach_app, weights_app, inspect_app,
-                 report_app, reproduce_app, skill_app):  # fmt: skip
+for commands in (train_app, average_app, evaluate_app, fewshot_app, label_app, teach_app, weights_app,
+                 inspect_app, report_app, reproduce_app, skill_app):  # fmt: skip
     app.add_typer(commands)
 app.add_typer(study_app, name="study", rich_help_panel=UNDERSTAND)
 app.add_typer(bench_app, name="bench", rich_help_panel=UNDERSTAND)

@@ -15,12 +15,15 @@ from vitcli.io.files import UPDATE, irregularity, open_regular
 from vitcli.output.atomic import remove_debris, temporary_beside
 
 UNSURE = "unsure"  # the folder, and the word, for what --threshold leaves undecided
+SORT_INTO = "--sort-into"
 COPY = "copy"  # in the name of a file that is not whole yet
 LONGEST = 120  # bytes of a folder's name
 RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # on Windows
 
 
-def check_target(folder: Path, names: Sequence[str], files: Sequence[str]) -> None:
+def check_target(
+    folder: Path, names: Sequence[str], files: Sequence[str], *, option: str = SORT_INTO
+) -> None:
     """Refuse what is not a folder, cannot be written, or has images to sort in it, above or below it.
 
     Args:
@@ -30,7 +33,7 @@ def check_target(folder: Path, names: Sequence[str], files: Sequence[str]) -> No
     Raises:
         VitError: the reason.
     """
-    where = f"--sort-into {folder}"
+    where = f"{option} {folder}"
     if not str(folder).strip() or (os.path.lexists(folder) and not folder.is_dir()):
         what = f"{folder} is a file" if folder.name else "the name of the folder is empty"
         raise VitError(what, where=where, fix="name a folder, new or with earlier copies")
@@ -68,7 +71,7 @@ def _safe(text: str) -> str:
     return f"{name}_" if is_special else name
 
 
-def refuse_links(folder: Path, class_names: Sequence[str]) -> None:
+def refuse_links(folder: Path, class_names: Sequence[str], *, option: str = SORT_INTO) -> None:
     """Refuse a link, or a file, in the place of the folder of a class: copies would be made where it points.
 
     Raises:
@@ -78,7 +81,7 @@ def refuse_links(folder: Path, class_names: Sequence[str]) -> None:
         if kind := irregularity(folder / name, is_folder=True):
             raise MachineError(
                 f"{name} is {kind}, and no image is copied into it",
-                where=f"--sort-into {folder}",
+                where=f"{option} {folder}",
                 fix="remove it, or name another folder",
             )
 
@@ -89,7 +92,11 @@ def is_only_unlike(prediction: Mapping[str, Any]) -> bool:
 
 
 def copy_into(
-    folder: Path, predictions: Sequence[dict[str, Any]], class_names: Sequence[str]
+    folder: Path,
+    predictions: Sequence[dict[str, Any]],
+    class_names: Sequence[str],
+    *,
+    option: str = SORT_INTO,
 ) -> dict[str, int]:
     """Copy each image into the folder of its class; return the number of copies by the name of the folder.
 
@@ -100,7 +107,7 @@ def copy_into(
     Raises:
         MachineError: a copy cannot be written, or a folder is a link; copies that have been made are whole.
     """
-    refuse_links(folder, class_names)
+    refuse_links(folder, class_names, option=option)
     names, counts = folder_names(class_names), dict[str, int]()
     for prediction in predictions:
         is_unsure = prediction.get(UNSURE) or is_only_unlike(prediction)
@@ -114,7 +121,7 @@ def copy_into(
         except OSError as error:
             raise MachineError(
                 f"{source} cannot be copied: {error.strerror or error}",
-                where=f"--sort-into {folder}",
+                where=f"{option} {folder}",
                 fix="free disk space or correct the permissions; the same command goes on with what is left",
             ) from error
         counts[name] = counts.get(name, 0) + 1
