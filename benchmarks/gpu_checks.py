@@ -2,7 +2,7 @@
 
 python benchmarks/gpu_checks.py about | ceilings | speed RESULT | doctor FILE | losses RUN RUN TOLERANCE
     | same SUMMARY RESULT | replanned RUN LIMIT SECONDS | part < PLAN | goldens | forward
-    | synchronizations FOLDER | busy FILE FRACTION | attention | nvjpeg PHOTOS
+    | taught FOLDER FOLDER | synchronizations FOLDER | busy FILE FRACTION | attention | nvjpeg PHOTOS
 """
 
 import json
@@ -133,6 +133,22 @@ def same(summary: str, result: str) -> bool:
     pairs = {key: (of_run[key], again[key]) for key in ("top1", "loss")}
     print(", ".join(f"{key} {a} and {b}" for key, (a, b) in pairs.items()))
     return all(a == b for a, b in pairs.values())
+
+
+def taught(folder: str, on_cpu: str) -> bool:
+    """Features of two devices as integers: how far apart, and whether the classifiers are equally right."""
+    import numpy as np
+
+    from vitcli.features.statistics import ClosedFormStatistics
+    from vitcli.output.run_folder import CLOSED_FORM
+
+    here, there = (ClosedFormStatistics.read(Path(each, CLOSED_FORM))[0] for each in (folder, on_cpu))
+    units = np.abs(here.features_ND.astype(np.int64) - there.features_ND)
+    top1s = [json.loads(Path(each, "summary.json").read_text())["left_out_top1"] for each in (folder, on_cpu)]
+    print(
+        f"{(units > 0).mean():.2%} of {units.size:,} integers differ, by {units.max()} units at most; {top1s}"
+    )
+    return bool((here.digests_N == there.digests_N).all() and units.max() <= 64 and top1s[0] == top1s[1])
 
 
 def goldens() -> bool:
@@ -291,6 +307,7 @@ CHECKS = {
         same,
         replanned,
         part,
+        taught,
         goldens,
         forward,
         synchronizations,

@@ -27,6 +27,10 @@ exact_twice() {
 evaluate_again() {
   demo_run again --precision fp32 && vit evaluate --ckpt "$OUT/runs/again" --json --quiet >"$OUT/runs/again.json" && check same "$OUT/runs/again/summary.json" "$OUT/runs/again.json"
 }
+taught() {
+  vit teach demo --add demo --quiet --overwrite --out "$OUT/runs/taught" && vit teach demo --add demo --device cpu --quiet --overwrite --out "$OUT/runs/taught-cpu" &&
+    check taught "$OUT/runs/taught" "$OUT/runs/taught-cpu"
+}
 torchrun_once() { $PYTHON -m torch.distributed.run --nproc-per-node 1 -m vitcli finetune --dataset demo --ckpt demo --steps 5 --quiet --overwrite --out "$OUT/runs/torchrun"; }
 limited() { # SECONDS
   local began_at=$SECONDS

@@ -80,6 +80,7 @@ stage_a() {
   beside 90 "folds" "three folds and a last run" demo_run folds --folds 3
   beside 90 "a sweep" "two rates" demo_run sweep --lr 0.01,0.03
   beside 60 "few-shot, all layers" "exit code 0" vit fewshot --ckpt demo --dataset demo --layers all --quiet
+  beside 60 "teach" "the CPU's integers to a few units, its accuracy" taught
   beside 60 "inspect" "exit code 0" vit inspect demo --dataset demo --out "$OUT/runs/inspect" --quiet
   beside 90 "doctor resume, fp32" "equal bits" vit doctor resume --precision fp32 --steps 12 --kills 1 --quiet
   beside 90 "doctor resume, bf16" "equal bits" vit doctor resume --precision bf16 --exact --res 384 --batch-size 8 --steps 6 --kills 1 --quiet
