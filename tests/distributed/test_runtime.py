@@ -40,6 +40,22 @@ def of_all(*others):
     return lambda value, control, world_size: [*(other or value for other in others), value]
 
 
+def test_more_processes_than_gpus_are_refused_before_any_is_started(monkeypatch):
+    monkeypatch.setattr(devices, "nvidia_gpus", lambda: ["/dev/nvidia0", "/dev/nvidia1"])
+    monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("started"))
+    for visible, count in ((None, 3), ("0", 2), ("MIG-1,MIG-2,MIG-3", 4)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible) if visible else monkeypatch.delenv(
+            "CUDA_VISIBLE_DEVICES", False
+        )
+        refused = run("finetune", "--num-processes", count, "--json")
+        assert (refused.code, f"{count} processes need a GPU each" in refused.json["error"]["message"]) == (
+            5,
+            True,
+        )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    devices.check_gpus_suffice(99)
+
+
 def test_fp32_is_fp32_and_a_gpu_repeats_its_convolutions_whatever_was_set_before():
     torch.backends.cudnn.conv.fp32_precision = "tf32"
     assert torch.backends.cudnn.conv.fp32_precision == "tf32"  # torch's own default

@@ -414,6 +414,7 @@ def launch(num_processes: int | None, device: str | None) -> None:
     devices.select(device, num_processes)
     launcher.adopt_slurm()
     if num_processes is not None and launcher.must_launch(num_processes):
+        devices.check_gpus_suffice(num_processes)
         raise typer.Exit(launcher.launch(num_processes, given_arguments))
     load_libraries()
 

@@ -44,6 +44,19 @@ def select(device: str | None, num_processes: int | None = None) -> None:
     os.environ[SELECTED] = device
 
 
+def check_gpus_suffice(num_processes: int) -> None:
+    """Refuse more processes than GPUs before any is started; `check_here` knows it only with torch loaded.
+
+    Raises:
+        MachineError: there are GPUs, and fewer than processes.
+    """
+    gpus = [] if is_hidden() else nvidia_gpus()
+    visible = os.environ.get(VISIBLE)
+    num_gpus = len(visible.split(",")) if visible else len(gpus)
+    if gpus:
+        _check_each_process_has_one(num_processes, num_gpus, f"--num-processes {num_processes}")
+
+
 def is_cpu() -> bool:
     """Return whether --device asks for the CPU."""
     return os.environ.get(SELECTED, "").lower() == "cpu"
