@@ -98,6 +98,43 @@ def test_later_rows_cover_uncertain_ones():
         chooser.set_labels([row], int(labels_N[row]))
 
 
+def slow_changes(chooser: Chooser, features_ND, labelled, labels_L) -> dict[int, float]:
+    """Refit once for each row and label it may get; sum the distances that the scores of the rest move."""
+    fit = chooser._fit()
+    inputs_NE, (l2,) = fit.solution.inputs(features_ND), fit.solution.l2
+    rest = [row for row in range(len(features_ND)) if row not in labelled]
+    targets_LK = 2.0 * (labels_L[:, None] == fit.classes_K) - 1
+
+    def scores(rows: list[int], targets: np.ndarray) -> np.ndarray:
+        x = inputs_NE[rows]
+        return inputs_NE[rest] @ np.linalg.solve(x.T @ x + l2 * np.eye(x.shape[1]), x.T @ targets)
+
+    before, gains = scores(labelled, targets_LK), {}
+    for row in rest:
+        moved = [
+            np.linalg.norm(scores([*labelled, row], np.vstack([targets_LK, target_K])) - before, axis=1).sum()
+            for target_K in 2 * np.eye(len(fit.classes_K)) - 1
+        ]
+        gains[row] = fit.probabilities(features_ND[[row]])[0] @ moved
+    return gains
+
+
+@pytest.mark.parametrize("num_dimensions", [6, 60])  # more labels than inputs, and fewer
+def test_from_ten_labels_per_class_on_the_label_expected_to_move_most_is_asked_for(num_dimensions):
+    rng = np.random.default_rng(3)
+    features_ND, labels_N = blobs((20, 20, 20), spread=2.0)
+    features_ND = features_ND @ rng.normal(size=(6, num_dimensions)).astype(np.float32)
+    features_ND += rng.normal(size=features_ND.shape).astype(np.float32)
+    labelled = list(range(30))
+    chooser = taught(features_ND, labels_N, labelled)
+    for _ in range(3):
+        gains = slow_changes(chooser, features_ND, labelled, labels_N[labelled])
+        row = chooser.next_row(())
+        assert row == max(gains, key=gains.get)
+        labelled.append(row)
+        chooser.set_labels([row], int(labels_N[row]))
+
+
 @pytest.mark.parametrize("are_groups", [False, True])
 def test_a_guess_is_that_of_refits_with_a_fitted_temperature(are_groups):
     features_ND, labels_N = blobs((8, 8, 8), spread=2.5)

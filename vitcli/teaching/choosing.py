@@ -1,14 +1,21 @@
-"""The next image to label, by uncertainty herding (Bae, Oliveira and Sutherland, arXiv 2412.20644).
+"""The next image to label: first the one that covers the pool best, later the one that changes most answers.
 
-The image shown next is the one that adds most to the uncertainty-weighted coverage of the pool:
+With few labels the next image is the one that adds most to the uncertainty-weighted coverage of the pool
+(uncertainty herding, Bae, Oliveira and Sutherland, arXiv 2412.20644):
 
     coverage = sum_n U(x_n) max_l k(x_n, x_l)              l: labelled images
     k(x, z)  = exp(-|x - z|^2 / radius^2)                  of standardised features of unit length
     radius   = distance of the two closest labelled images, RADIUS at the most
 
-U is the uncertainty of the prediction, 1 minus the difference of the two highest probabilities. Without
-classes to compare it is 1: the first images are those that cover the pool. As labels come in, probabilities
-get sharper and the radius smaller, and the choice goes over to uncertain images.
+U is the uncertainty of the prediction, 1 minus the difference of the two highest probabilities p. Without two
+classes to compare it is 1, so that the first images are those that cover the pool.
+
+From LABELS_PER_CLASS labels per class on it is the image whose label is expected to move the scores of the
+pool most (expected model output change, Freytag, Rodner and Denzler, ECCV 2014). A label y_k moves the
+scores of the closed form at x_n, by the rank-one update of Sherman and Morrison, by
+
+    change_n = (x_n' A^-1 x) / (1 + x' A^-1 x) (y_k - scores(x)),       A = X'X + l2 I
+    gain     = sum_k p_k sum_n |change_n|
 
 Predictions are those of the closed form (`features/least_squares.py`), with the l2 of the smallest squared
 error of labels left out; at ten labels leave-one-out accuracy cannot tell one l2 from another. Probabilities
@@ -31,8 +38,9 @@ from vitcli.evaluation.calibration.scaling import softmax_scale
 from vitcli.features.label_errors import find_suspects
 from vitcli.features.least_squares import Solution, has_others, influences, left_out_scores, solve
 
-STRENGTHS = tuple(2.0**power for power in range(2, 14, 2))  # outside of these no l2 won on any of six sets
-MOST_CANDIDATES = 1500  # of the pool, whose coverage counts and of which one is chosen
+STRENGTHS = tuple(2.0**power for power in range(2, 14, 2))
+MOST_CANDIDATES = 1000  # of the pool, which stand for it and of which one is chosen; 2,500 were not better
+LABELS_PER_CLASS = 10  # on average: below, coverage is as good or better; above, expected change
 RADIUS = 1.0  # of unit vectors, whose typical distance is sqrt(2)
 
 
@@ -106,11 +114,15 @@ class Chooser:
         candidates_C = self._order_G[~is_labelled_G & ~is_left_out_G][:MOST_CANDIDATES]
         if not len(candidates_C):
             return None
-        gains_C = herding_gains(
-            self._directions_ND[candidates_C],
-            self._directions_ND[self._order_G[is_labelled_G]],
-            self._uncertainty(candidates_C),
-        )
+        fit, num_labelled = self._fit(), int(is_labelled_G.sum())
+        chances_CK = None  # of two classes or more
+        if fit is not None and len(fit.classes_K) > 1:
+            chances_CK = fit.probabilities(self._features_ND[candidates_C])
+        if chances_CK is not None and num_labelled >= LABELS_PER_CLASS * chances_CK.shape[1]:
+            gains_C = expected_changes(fit.solution, self._features_ND[candidates_C], chances_CK)
+        else:
+            labelled_LD = self._directions_ND[self._order_G[is_labelled_G]]
+            gains_C = herding_gains(self._directions_ND[candidates_C], labelled_LD, chances_CK)
         return int(candidates_C[gains_C.argmax()])
 
     def guess(self, row: int) -> tuple[np.ndarray, np.ndarray]:
@@ -188,17 +200,9 @@ class Chooser:
             self._fitted = CalibratedFit(rows_L, classes_K, solution, scale)
         return self._fitted
 
-    def _uncertainty(self, rows_C: np.ndarray) -> np.ndarray:
-        """Return 1 minus the margin of the probabilities; 1 where there are no two classes."""
-        fit = self._fit()
-        if fit is None or len(fit.classes_K) < 2:
-            return np.ones(len(rows_C))
-        second_C, best_C = np.sort(fit.probabilities(self._features_ND[rows_C]), axis=1)[:, -2:].T
-        return 1 - (best_C - second_C)
-
 
 def herding_gains(
-    candidates_CD: np.ndarray, labelled_LD: np.ndarray, uncertainty_C: np.ndarray
+    candidates_CD: np.ndarray, labelled_LD: np.ndarray, chances_CK: np.ndarray | None
 ) -> np.ndarray:
     """Return how much each candidate would add to the uncertainty-weighted coverage of all candidates, (C,).
 
@@ -206,7 +210,12 @@ def herding_gains(
 
     Args:
         candidates_CD, labelled_LD: float32 of unit length; no row of either may be labelled.
+        chances_CK: probabilities of the candidates; None where all are as uncertain.
     """
+    uncertainty_C = np.ones(len(candidates_CD), dtype=np.float32)
+    if chances_CK is not None:
+        second_C, best_C = np.sort(chances_CK, axis=1)[:, -2:].T
+        uncertainty_C = (1 - (best_C - second_C)).astype(np.float32)
     radius, nearest_C = RADIUS, np.full(len(candidates_CD), np.inf, dtype=np.float32)
     if len(labelled_LD):
         nearest_C = (2 - 2 * candidates_CD @ labelled_LD.T).min(axis=1)
@@ -221,4 +230,26 @@ def herding_gains(
     np.exp(kernel_CC, out=kernel_CC)
     kernel_CC -= np.exp(-nearest_C / radius**2)
     np.maximum(kernel_CC, 0, out=kernel_CC)
-    return kernel_CC @ uncertainty_C.astype(np.float32)
+    return kernel_CC @ uncertainty_C
+
+
+def expected_changes(solution: Solution, features_CD: np.ndarray, chances_CK: np.ndarray) -> np.ndarray:
+    """Return how much the label of each candidate is expected to move the scores of all candidates, (C,).
+
+    Args:
+        solution: of one l2; its rows are without balance.
+        chances_CK: probabilities of the candidates.
+    """
+    (l2,) = solution.l2
+    # x_n' A^-1 x_c of all pairs.
+    inputs_CE = solution.inputs(features_CD)
+    square_EE = solution.inputs_NE.T @ solution.inputs_NE
+    square_EE[np.diag_indices_from(square_EE)] += l2
+    solved_EC = np.linalg.solve(square_EE, inputs_CE.T).astype(np.float32)
+    changes_CC = inputs_CE.astype(np.float32) @ solved_EC
+    own_C = changes_CC.diagonal().copy()
+    # |y_k - s|^2 for each class: of the K squares (s + 1)^2 that of class k is (s - 1)^2 in its place.
+    scores_CK = inputs_CE @ solution.weights(0)
+    squares_CK = np.square(scores_CK + 1).sum(axis=1, keepdims=True) - 4 * scores_CK
+    residual_C = (chances_CK * np.sqrt(np.maximum(squares_CK, 0))).sum(axis=1)
+    return np.abs(changes_CC, out=changes_CC).sum(axis=0) / (1 + own_C) * residual_C
