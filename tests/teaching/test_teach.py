@@ -1,7 +1,9 @@
 """`vit teach` and `vit forget` from the command line: the set of images decides, to the last bit."""
 
 import base64
+import os
 import shutil
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +18,9 @@ from vitcli.data.seen_images import SeenImages, digests_of
 from vitcli.evaluation.setup import RunSettings
 from vitcli.features import least_squares
 from vitcli.features.statistics import STEP, ClosedFormStatistics
+from vitcli.output import atomic
 from vitcli.output.html import thumbnail
 from vitcli.output.run_folder import CLOSED_FORM, WEIGHTS
-from vitcli.teaching import taught as taught_folders
 from vitcli.teaching import traces
 from vitcli.teaching.taught import open_taught
 from vitcli.weights.io import read_description, write_weights_file
@@ -116,19 +118,32 @@ def test_remove_and_add_in_one_command_correct_a_label():
     assert files_of("whole") == files_of("never")
 
 
-def test_a_command_killed_between_its_files_is_finished_by_the_next(monkeypatch):
-    teach("demo", "--add", "all", "--out", "whole")
-    teach("whole", "--remove", "all/red/red-1.png", "--out", "expected")
-    with monkeypatch.context() as killed:
-        killed.setattr(taught_folders, "write_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        run("forget", "whole", "all/red/red-1.png", "--in-place", *QUIET)
-    assert Path("whole", CLOSED_FORM).read_bytes() != Path("expected", WEIGHTS).read_bytes()
-    unfinished = run("forget", "whole", "all/red/red-1.png", "--check", *QUIET)
-    assert unfinished.code == 8 and unfinished.json["is_unfinished"]
-    run("forget", "whole", "all/red/red-1.png", "--in-place", *QUIET)
+def test_a_command_killed_before_any_of_its_files_is_finished_by_the_next(monkeypatch, whole):
+    image = Path("all/red/red-1.png")
+    teach("whole", "--remove", image, "--out", "expected")
+    replaced, before, num_states = os.replace, files_of("whole"), 0
+    for last in count():
+        shutil.copytree("whole", f"killed-{last}")
+        calls = iter(range(last))
 
-    assert files_of("whole") == files_of("expected")
-    assert run("forget", "whole", "all/red/red-1.png", "--check", *QUIET).code == 0
+        def killed(*names, calls=calls) -> None:
+            if next(calls, None) is None:
+                raise KeyboardInterrupt
+            replaced(*names)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(atomic.os, "replace", killed)
+            ended = run("forget", f"killed-{last}", image, "--in-place", *QUIET)
+        if ended.code == 0:
+            break
+        num_states += files_of(f"killed-{last}") not in (before, files_of("expected"))
+        assert run("predict", "--ckpt", f"killed-{last}", "all/red/red-0.png", *QUIET).code == 0
+        assert run("forget", f"killed-{last}", image, "--check", *QUIET).code == 8
+        run("forget", f"killed-{last}", image, "--in-place", *QUIET)
+
+        assert files_of(f"killed-{last}") == files_of("expected")
+        assert Path(f"killed-{last}/README.md").read_text() == Path("expected/README.md").read_text()
+    assert last >= 4 and num_states == 1  # new statistics beside old weights
 
 
 def test_a_fewshot_run_is_a_start_and_its_own_images_are_there():

@@ -4,8 +4,9 @@
     model.safetensors         the network with the closed form as its last layer, and config.json
     summary.json, README.md   what it is, with the digest of the statistics
 
-The statistics are the truth, and are written first: weights of other statistics, as a kill leaves them, are
-written again by the next command. A few-shot run has the statistics alone, its network is its checkpoint's.
+The statistics are the truth and are written first, the summary last: where that is of other statistics, as a
+kill leaves it, the next command writes all again. A few-shot run has the statistics alone; its network is that
+of its checkpoint.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from vitcli.features.statistics import STEP, ClosedFormStatistics, network_diges
 from vitcli.inspection.why import training_images
 from vitcli.models.build import put_last_layer
 from vitcli.output import run_folder
-from vitcli.output.atomic import check_out, write_json, write_text
+from vitcli.output.atomic import check_out, read_json, write_json, write_text
 from vitcli.output.owned_folder import OwnedFolder, refuse_other
 from vitcli.output.redaction import public_name
 from vitcli.output.run_folder import CLOSED_FORM, SUMMARY, WEIGHTS
@@ -117,7 +118,8 @@ def open_taught(ckpt: str, run: RunSettings) -> Taught:
             )
         is_own = not is_fewshot
         before = seen.trained_before if is_own else seen.ever_trained_on
-        is_unfinished = is_own and weights.metadata.get(OF_STATISTICS) != statistics.digest
+        summary = read_json(path / SUMMARY) or {}  # which is written last
+        is_unfinished = is_own and summary.get("statistics") != statistics.digest
         own_folder = path if is_own else None
         return Taught(ckpt, own_folder, extractor, statistics, about["l2"], before, is_unfinished)
     nothing = ClosedFormStatistics.of_nothing(extractor.network.model.num_features)

@@ -123,7 +123,7 @@ def check_forgotten(
         where = text.count_of(num_files, "file")
         problems.append(f"traces of {num_images} of {len(split)} images are in {where}")
     if taught.is_unfinished:
-        problems.append("the weights are of images that the folder no longer has")
+        problems.append("a command that changed the folder was killed: repeat it")
     if not problems:
         return result, None
     fix = f"vit forget {ckpt} IMAGES --in-place; traces in the cache: vit cache clear features decoded"
