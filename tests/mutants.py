@@ -15,6 +15,7 @@ from tests.mutants_of_parts import OF_PARTS
 from tests.mutants_of_results import OF_RESULTS
 from tests.mutants_of_scores import OF_SCORES
 from tests.mutants_of_screens import OF_SCREENS
+from tests.mutants_of_teaching import OF_TEACHING
 from tests.mutants_of_training import OF_TRAINING
 
 
@@ -508,7 +509,7 @@ OF_RUNS = {
     },
 }
 
-BY_PACKAGE = (OF_FIGURES, OF_DATA, OF_FILES, OF_SCORES, OF_SCREENS, OF_TRAINING)
+BY_PACKAGE = (OF_FIGURES, OF_DATA, OF_FILES, OF_SCORES, OF_SCREENS, OF_TRAINING, OF_TEACHING)
 MUTANTS = [
     Mutant(what, file, before, after, tests)
     for part in (OF_RUNS, OF_RESULTS, OF_PARTS, *BY_PACKAGE)

@@ -100,6 +100,10 @@ def test_a_group_keeps_its_images_when_the_first_of_them_goes():
     assert sorted(members) == sorted(DIGESTS_N[others])
 
 
+def test_the_order_of_classes_in_a_data_set_does_not_matter(tmp_path):
+    assert bytes_of(of(np.arange(90), NAMES[::-1]), tmp_path) == bytes_of(of(np.arange(90)), tmp_path)
+
+
 def test_a_class_without_an_image_is_gone():
     rest = without(of(np.arange(90)), np.flatnonzero(LABELS_N == 2))
 

@@ -4,9 +4,9 @@
     model.safetensors         the network with the closed form as its last layer, and config.json
     summary.json, README.md   what it is, with the digest of the statistics
 
-The statistics are the truth and are written first, the summary last: where that is of other statistics, as a
-kill leaves it, the next command writes all again. A few-shot run has the statistics alone; its network is that
-of its checkpoint.
+The statistics are the truth and are written first, the summary last: where that is of other statistics, as
+a kill leaves it, the next command writes all again. A few-shot run has the statistics alone; its network is
+that of its checkpoint.
 """
 
 from collections.abc import Sequence

@@ -1,0 +1,73 @@
+"""Deliberate breaks of classifiers that learn and forget; see `mutants.py`."""
+
+# By file and tests: what each break does, the text before and after it.
+OF_TEACHING = {
+    ("vitcli/features/statistics.py", "tests/features/test_statistics.py"): {
+        "products of images that were taken away stay": ("gram_DD=self.gram_DD - gram_of(gone_MD),", ""),
+        "sums of images that were taken away stay": (
+            "sums_KD=self.sums_KD - _sums_of(",
+            "sums_KD=self.sums_KD - 0 * _sums_of(",
+        ),
+        "products that float64 rounds": ("max(1, 2**53 // largest**2)", "max(1, 2**60 // largest**2)"),
+        "rows in the order in which they came": (
+            "order_N = np.argsort(joined[0])  # of the digests",
+            "order_N = np.arange(len(joined[0]))",
+        ),
+        "classes in the order in which they came": (
+            'order_K = np.argsort(np.array(names, dtype=object), kind="stable")',
+            "order_K = np.arange(len(names))",
+        ),
+        "a group is named after an image that is gone": (
+            "groups_N=self.digests_N[first[group_N]],",
+            "groups_N=self.groups_N,",
+        ),
+        "the mean is rounded to a whole number": (
+            "rest_D = (total_D - count * floor_D) / count",
+            "rest_D = 0 * (total_D - count * floor_D) / count",
+        ),
+        "a damaged row is read": ("            read._check()\n", ""),
+    },
+    ("vitcli/teaching/taught.py", "tests/teaching/test_teach.py"): {
+        "weights before statistics": (
+            "        statistics.write(out / CLOSED_FORM, about)\n",
+            "",
+        ),
+        "a killed command counts as finished": (
+            'is_unfinished = is_own and summary.get("statistics") != statistics.digest',
+            "is_unfinished = False",
+        ),
+        "what the network was trained on is forgotten with the rest": (
+            "before = seen.trained_before if is_own else seen.ever_trained_on",
+            "before = None",
+        ),
+        "the l2 that a few-shot run was given is chosen again": (
+            'l2=STRENGTHS if l2 == "sweep" else (float(l2),),',
+            "l2=STRENGTHS,",
+        ),
+    },
+    ("vitcli/teaching/teach.py", "tests/teaching/test_teach.py"): {
+        "an image of two classes": (
+            "if digest != UNREADABLE and there is not None and there != names[label]:",
+            "if False:",
+        ),
+        "what the cache holds stays": ("if not user_cache.delete(entry.path)]", "if False]"),
+        "images that are there are added again": ("is_new_N[row] = there is None", "is_new_N[row] = True"),
+    },
+    ("vitcli/teaching/traces.py", "tests/teaching/test_teach.py"): {
+        "a piece over the border of a chunk": ("kept = content[-longest:]", 'kept = b""'),
+        "the first bytes of a piece are enough": (
+            "if start >= 0 and content[start : start + len(piece)] == piece:",
+            "if start >= 0:",
+        ),
+        "the cache is not searched": (
+            "places += [(entry.path, entry) for entry in user_cache.all_entries(CACHES)]",
+            "",
+        ),
+    },
+    ("vitcli/distributed/device.py", "tests/distributed/test_runtime.py"): {
+        "GPUs are counted without the environment": (
+            'num_gpus = len(visible.split(",")) if visible else len(gpus)',
+            "num_gpus = len(gpus)",
+        ),
+    },
+}
