@@ -141,8 +141,8 @@ def test_the_card_says_what_the_conversion_may_have_lost():
         "### pets.onnx",
         "| outputs differ by | 0.071 of the largest, on 200 images |",
         "| top-1 | 89.75% of 400 images; lost to the conversion 1.25%, at most 3.07% with 95 % confidence |",
-        "| onnxruntime | 12.3 ms an image, 81 images/s at best |",
-        "| PyTorch | 20 ms an image, 1.23e+03 images/s at best |",
+        "| onnxruntime | 12.3 ms per image, 81 images/s at best |",
+        "| PyTorch | 20 ms per image, 1.23e+03 images/s at best |",
         "run('pets.onnx')",
     ):
         assert line in lines, line

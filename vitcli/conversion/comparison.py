@@ -334,5 +334,5 @@ def speed_text(speed: dict[str, Any]) -> str:
     for key, name in names.items():
         of_side = speed[key]
         rate = f"{of_side['images_per_s']:.3g} images/s in batches of {of_side['batch_size']}"
-        lines.append(f"{name} {of_side['latency_ms']:.3g} ms an image, {rate}")
+        lines.append(f"{name} {of_side['latency_ms']:.3g} ms per image, {rate}")
     return "; ".join(lines)

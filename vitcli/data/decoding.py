@@ -73,7 +73,7 @@ with suppress(ImportError):  # photographs of iPhones, where it is installed
 
     pillow_heif.register_heif_opener()
     FORMATS, IMAGE_SUFFIXES = (*FORMATS, "HEIF"), IMAGE_SUFFIXES | HEIC_SUFFIXES
-with suppress(OSError, AttributeError):  # libtiff prints what is broken; on Linux it is told not to
+with suppress(OSError, AttributeError):  # libtiff prints what is broken; silenced on Linux
     maps = Path("/proc/self/maps").read_text().splitlines()
     for place in {line.split()[-1] for line in maps if "libtiff" in line}:
         ctypes.CDLL(place).TIFFSetErrorHandler(None)

@@ -204,8 +204,8 @@ def check_images(
     The numbers of all processes add up to the same, however many there are; 0 of images that are drawn.
 
     Args:
-        decode: find what cannot be decoded, about 2,000 images a second and core; otherwise only what cannot
-            be read.
+        decode: find what cannot be decoded, 2,000 images per second and core or so; otherwise only what
+            cannot be read.
     """
 
     def check_rows(rows: range) -> tuple[list[DataError], int]:

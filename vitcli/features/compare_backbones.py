@@ -1,6 +1,6 @@
 """`vit fewshot` with several checkpoints or layers: which backbone, layer and pooling suits the images.
 
-Every combination is scored by leaving one out of the closed form; McNemar's test says which of them tie.
+Every combination is scored by leave-one-out of the closed form; McNemar's test says which of them tie.
 
 N rows, D features, T test rows, E inputs of the closed form, K classes.
 """

@@ -1,7 +1,7 @@
 """How many images more: a learning curve of frozen features, and what more training images would bring.
 
 Nested draws of the training images are scored as `vit fewshot` scores its own, but with l2 chosen for each
-draw by leaving one out: at a fixed l2 accuracy hardly rises where there are about as many rows as columns,
+draw by leave-one-out: at a fixed l2 accuracy hardly rises where there are about as many rows as columns,
 and that shelf is not a power law. A curve with a floor is fitted to the mean error at each number n:
 
     error(n) = floor + a (n / N)^-b                                  N all training images

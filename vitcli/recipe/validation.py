@@ -25,7 +25,7 @@ from vitcli.recipe.schema import (
 from vitcli.recipe.toml import nested, toml_value
 
 SEE_SCHEMA = "vit recipes schema lists every key with its meaning"
-MOST_MISTAKES = 20  # that are told one by one
+MOST_MISTAKES = 20  # that are listed one by one
 KINDS = dict(float="a number", int="a whole number", bool="true or false", string="a string", tuple="a list")
 Checked = TypeVar("Checked", bound=Section)
 Path = list[str | int]  # of a value in a file: keys, and positions in lists

@@ -256,6 +256,8 @@ def as_text(result: dict[str, Any]) -> str:
     ]  # fmt: skip
     if "search" in result:
         rows += _search_rows(result["search"])
+    elif result["num_removed"]:
+        rows.append(("note", "the cache is not searched for a class: name its images with --check"))
     if result["is_still_in"]:
         rows.append(("note", f"{result['is_still_in']} is as it was: it still holds what was removed"))
     return text.pairs([*rows, *text.skipped(result), *text.commands(result["next"])])

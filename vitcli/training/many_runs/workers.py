@@ -27,7 +27,7 @@ def beside(
 ) -> Iterator[None]:
     """Start the other workers of this command, one for each further device; they end with it.
 
-    One that fails is told of, and the run that it had is another's then.
+    One that fails is reported, and another one takes over its run.
     """
     if options.arms_parallel < 2 or WORKER in os.environ:
         yield
