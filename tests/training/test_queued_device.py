@@ -405,6 +405,7 @@ def test_a_compiled_network_does_not_copy_a_constant_in_each_pass():
         graphs.append(graph)
         return graph
 
+    transfer.mark_constants()
     found = torch.compile(times, backend=keep, fullgraph=True)(torch.ones(2))
 
     assert found.tolist() == [1.0, 0.5]

@@ -58,10 +58,14 @@ def single_core_pool(num_threads: int, name: str) -> ThreadPoolExecutor:
     return pool
 
 
-@torch.compiler.assume_constant_result  # a compiled network would copy it in each pass
 def constant(values: tuple[float, ...], device: torch.device, *, scale: float = 1.0) -> Tensor:
     """Return float32 values times `scale` on the device, copied there once; never write to the result."""
     return _constant(values, device, scale)
+
+
+def mark_constants() -> None:
+    """Let networks compiled from now on copy a `constant` once, not in each pass; loads the compiler."""
+    torch.compiler.assume_constant_result(constant)
 
 
 @lru_cache(maxsize=64)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitcli import __version__
 from vitcli.distributed import fsdp, launch
 from vitcli.distributed.runtime import Runtime, reset_peak_memory
-from vitcli.distributed.transfer import select_device, single_core_pool
+from vitcli.distributed.transfer import mark_constants, select_device, single_core_pool
 from vitcli.errors import VitError
 from vitcli.output.run_folder import RunFolder, library_versions
 from vitcli.output.text import duration
@@ -137,6 +137,7 @@ def build_state(job: TrainingJob) -> TrainingState:
     if not options.compile:
         model._compiled_call_impl = None  # of another run of a sweep, which shares the network
     elif model._compiled_call_impl is None:
+        mark_constants()
         model.compile()
 
     # DDP sums gradients by itself; the exact and the sharded sum work on the bare network.
