@@ -111,8 +111,8 @@ def test_a_review_begins_with_class_folders_and_writes_all_of_them_with_the_firs
 
 def test_near_copies_and_features_are_kept_for_the_next_start(folder, on_page, monkeypatch):
     blobs = Image.fromarray(np.random.default_rng(0).integers(0, 255, (4, 5, 3), dtype=np.uint8))
-    for name, size in (("one.png", (200, 160)), ("two.png", (150, 120)), ("red/three.png", (60, 48))):
-        blobs.resize(size, Image.Resampling.BICUBIC).save(folder / name)
+    for name in ("one.png", "two.jpg", "red/three.bmp"):
+        blobs.resize((200, 160), Image.Resampling.BICUBIC).save(folder / name)
     hashed, computed = [], []
     for module, name, calls, place in (
         (label, "hash_images", hashed, 0), (extract, "fill_store", computed, 1)
@@ -123,13 +123,15 @@ def test_near_copies_and_features_are_kept_for_the_next_start(folder, on_page, m
         )
 
     def person(address: str) -> None:
-        while not (shown := ask(address)["shown"])["num_copies"]:
+        for _ in range(27):
+            if (shown := ask(address)["shown"])["num_copies"]:
+                break
             ask(address, skip=True)
         assert shown["num_copies"] == 2
         ask(address, label="blobs")
 
     on_page(person, folder, "-q")
-    assert labels(folder) == dict.fromkeys(("one.png", "red/three.png", "two.png"), "blobs")
+    assert labels(folder) == dict.fromkeys(("one.png", "red/three.bmp", "two.jpg"), "blobs")
     on_page(lambda address: None, folder, "-q")
     assert hashed == computed == [28, 1], "the second time only the damaged one, again"
 

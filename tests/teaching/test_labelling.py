@@ -1,6 +1,7 @@
 """A session of labelling: what a click writes, what it shows next, and what a second one on it does."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from vitcli.errors import MachineError, VitError
 from vitcli.teaching.labelling import SUSPECT_EVERY, Labelling
 from vitcli.teaching.labels_file import LabelsFile
-from vitcli.teaching.outlook import sentence
+from vitcli.teaching.outlook import Outlook, _sentence
 
 NUM_IMAGES = 40  # the even ones of one cluster, the odd ones of another
 
@@ -217,12 +218,30 @@ def test_clicks_of_two_tabs_at_once_label_every_image_once(tmp_path):
     assert len(names) == len({*names}) == NUM_IMAGES
 
 
-def test_how_many_labels_make_sense_is_told_where_there_are_enough(tmp_path):
-    rows_N, features_ND = np.arange(400), features(400)
-    labels_N, groups_N = rows_N % 2, rows_N
+def told(num_labels: int, label_of: Callable[[int], object]) -> str:
+    outlook = Outlook(features(400), np.arange(400))
+    labels = {row: str(label_of(row)) for row in range(num_labels)} | {399: ""}
+    steps = [outlook.step(labels) for _ in range(200)]
+    assert "" in steps[:10], "it is told step by step"
+    return steps[-1]
 
-    assert sentence(features_ND, groups_N, rows_N[:60], labels_N[:60]) == ""
-    easy = sentence(features_ND, groups_N, rows_N, labels_N)
-    assert easy.startswith("Enough labels: ten times as many would bring less than a point")
-    guessed = np.random.default_rng(1).integers(0, 2, 400)
-    assert sentence(features_ND, groups_N, rows_N, guessed) == ""  # half are right: too early
+
+def test_how_many_labels_make_sense_is_told_where_there_are_enough():
+    assert told(100, lambda row: row % 2) == ""
+    easy = told(399, lambda row: row % 2)
+    assert easy.startswith("Enough labels: ten times as many would bring less than a point (")
+    coins = np.random.default_rng(1).integers(0, 2, 400)
+    assert told(399, lambda row: coins[row]) == ""  # half are right: too early
+
+
+def test_about_how_many_labels_is_read_off_the_curve():
+    accuracies = (0.80, 0.86, 0.90, 0.905)  # with 60, 120, 240 and 600 labels
+    predictions = {
+        str(i): {"accuracy": a, "low": a - 0.04, "high": a + 0.04} for i, a in enumerate(accuracies)
+    }
+    curve = {"predictions": predictions, "too_early": False}
+
+    said = "About 240 labels come within a point of what more would bring (86.0 to 94.0 % right"
+    assert _sentence(curve, 60) == f"{said} on images as hard as these)."
+    predictions["3"]["low"] = 0.7
+    assert _sentence(curve, 60) == ""

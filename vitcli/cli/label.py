@@ -1,5 +1,6 @@
 """`vit label`: labels for a folder of images."""
 
+import os
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -52,6 +53,8 @@ def label(
     teach most. Each click is on the disk before the next image comes, and vit finetune --dataset FOLDER reads
     the labels as they are.
     """
+    # A click is many small sums, for which a second thread of NumPy's costs more than it brings.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if (import_ or export) and review:
         raise typer.BadParameter("--import and --export serve no page: leave --review out")
     recipe = RecipeOptions(skip_bad=True).load(ckpt or "demo", inference)

@@ -34,11 +34,13 @@ from vitcli.output.atomic import check_can_write_in
 from vitcli.output.progress import Progress
 from vitcli.output.text import commands, count_of, first_few, is_text, pairs
 from vitcli.recipe import Recipe
-from vitcli.recipe.group_rule import NEAR_DISTANCE
 from vitcli.teaching import label_exchange, label_server
 from vitcli.teaching.labelling import Labelling
 from vitcli.teaching.labels_file import LabelsFile, class_named, problem_of
 
+# Bits of 64: fewer than those of `group_rule.NEAR_DISTANCE`, at which drawings of two classes were taken for
+# copies. One that is missed costs a click, a false one gets a label unseen.
+COPY_DISTANCE = 3
 LABELS, NONE_OF_THESE, LOCK = "labels.csv", ".vit-none.csv", ".vit-label.lock"
 
 
@@ -232,7 +234,7 @@ def near_copies(images: Split, progress: Progress, num_threads: int | None) -> n
     looks_N = store.read(rows_N)["labels"][:, 0].view(np.uint64)
     store.close()
     hashes = ImageHashes(rows_N, looks_N, looks_N, looks_N, np.zeros((len(rows_N), 2), np.int64), ())
-    return groups_of_copies([hashes], [len(images)], distance=NEAR_DISTANCE)[0]
+    return groups_of_copies([hashes], [len(images)], distance=COPY_DISTANCE)[0]
 
 
 def as_text(result: dict[str, Any]) -> str:

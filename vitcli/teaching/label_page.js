@@ -21,6 +21,13 @@ function imageOf(row) {
   return images.get(row);
 }
 
+function smallImage(row) {
+  const image = new Image();
+  image.src = `small/${row}`;
+  image.alt = "";
+  return image;
+}
+
 function say(text) {
   $("message").textContent = text;
   $("message").hidden = !text;
@@ -48,7 +55,6 @@ function show(next) {
   $("facts").replaceChildren(...facts.map((fact) => element("li", fact)));
   $("folder").textContent = state.folder;
   document.title = `${state.is_review ? "Review" : "Label"} ${state.folder}`;
-  $("forecast").textContent = state.forecast;
   document.querySelector("[data-does=undo]").disabled = state.undo === null;
   document.querySelector("[data-does=undo]").title = state.undo === null ? "" : `Undo ${state.undo}`;
   for (const id of ["shown", "doubt", "typed", "classes", "because"]) $(id).hidden = shown === null;
@@ -70,6 +76,7 @@ async function lookAhead(number) {
   if (state.state !== number) return;
   for (const old of images.keys()) if (old !== row && !(state.shown && state.shown.row === old)) images.delete(old);
   if (row !== null) imageOf(row);
+  $("forecast").textContent = await ask("outlook").catch(() => "");
 }
 
 function showImage(shown) {
@@ -79,7 +86,8 @@ function showImage(shown) {
   $("frame").replaceChildren(image);
   $("name").textContent = shown.name;
   const copies = shown.num_copies;
-  $("copies").textContent = copies ? `and ${copies} near ${copies === 1 ? "copy" : "copies"}` : "";
+  $("num-copies").textContent = copies ? `and ${copies} near ${copies === 1 ? "copy" : "copies"}, labelled with it` : "";
+  $("copies").replaceChildren(...shown.copies.map((row) => element("li", "", smallImage(row))));
   const [before, name, after] = questionOf(shown);
   $("question").replaceChildren(before, element("b", "", element("bdi", name)), after);
   $("guess").replaceChildren(...shown.guess.map((guess) => {
@@ -91,12 +99,8 @@ function showImage(shown) {
     return item;
   }));
   $("because").hidden = !shown.reasons.length;
-  $("reasons").replaceChildren(...shown.reasons.map((reason) => {
-    const small = new Image();
-    small.src = `small/${reason.row}`;
-    small.alt = "";
-    return element("li", "", small, element("bdi", reason.class));
-  }));
+  $("reasons").replaceChildren(...shown.reasons.map((reason) =>
+    element("li", "", smallImage(reason.row), element("bdi", reason.class))));
 }
 
 function showClasses() {
@@ -152,7 +156,7 @@ async function send(click) {
 async function refresh() {
   try {
     const next = await ask("state");
-    if (state === null || next.state !== state.state || next.forecast !== state.forecast) show(next);
+    if (state === null || next.state !== state.state) show(next);
   } catch (error) {
     say("vit label has ended. Start it again, and open its new address.");
   }

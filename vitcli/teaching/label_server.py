@@ -47,6 +47,8 @@ def serve(session: Labelling, images: Split, *, port: int, ready: Callable[[str]
                 return _json(session.state())
             case "GET", ["next"]:
                 return _json(session.look_ahead())
+            case "GET", ["outlook"]:
+                return _json(session.outlook())
             case "GET", ["image" | "small" as size, row] if row.isdecimal() and len(row) < 10:
                 return _image(images, int(row), SIDES[size])
         return GONE

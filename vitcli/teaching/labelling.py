@@ -17,7 +17,7 @@ from vitcli.teaching.labels_file import LabelsFile, class_named
 from vitcli.teaching.outlook import Outlook
 
 NONE, IN_FILE = "", "none"  # the status of an image of none of the classes, and its label in the file of such
-NUM_GUESSES, NUM_REASONS = 3, 3
+NUM_GUESSES, NUM_REASONS, NUM_COPIES = 3, 3, 6  # on the page
 SUSPECT_EVERY = 10  # images, one is a label that the others contradict
 
 
@@ -55,7 +55,7 @@ class Labelling:
         self._confirmed: set[int] = set()  # labels that have been shown
         self._undo: list[tuple[int, dict[int, str | None]]] = []
         self._number = self._num_chosen = 0
-        self._mutex = threading.Lock()
+        self._mutex, self._outlook_mutex = threading.Lock(), threading.Lock()
         of_name = dict.fromkeys(none.labels, NONE) | labels.labels
         self._note({row: of_name[name] for row, name in enumerate(names) if name in of_name})
         self._shown, self._upcoming = self._choose(()), None
@@ -79,6 +79,11 @@ class Labelling:
                     self._chooser.set_labels(self._alike(self._shown), None)
             return self._upcoming
 
+    def outlook(self) -> str:
+        """Go on with the sentence about how many labels make sense, and return the latest."""
+        with self._outlook_mutex:
+            return self._outlook.step(self._status)
+
     def click(self, click: Mapping[str, Any]) -> dict[str, Any]:
         """Do what a person asks for, and return the state after it; the labels are on disk then.
 
@@ -97,7 +102,6 @@ class Labelling:
             elif self._shown is not None:
                 self._answer(self._shown, click)
             self._number += 1
-            self._outlook.update(self._status)
             return self._state()
 
     def _answer(self, row: int, click: Mapping[str, Any]) -> None:
@@ -190,11 +194,13 @@ class Labelling:
             guess = [(other, None), (self.classes.index(label), chance)]
         else:
             guess = [*zip(*(part.tolist() for part in self._chooser.guess(row)), strict=True)][:NUM_GUESSES]
+        alike = [other for other in self._alike(row) if other != row]
         reasons = [other for other in self._chooser.reasons(row, NUM_REASONS + 1) if other not in copies]
         return {
             "row": row,
             "name": self.names[row],
-            "num_copies": len(self._alike(row)) - 1,
+            "num_copies": len(alike),
+            "copies": alike[:NUM_COPIES],
             "label": label,
             "guess": [{"class": self.classes[number], "probability": chance} for number, chance in guess],
             "reasons": [{"row": other, "class": self._status[other]} for other in reasons[:NUM_REASONS]],
