@@ -201,7 +201,7 @@ def test_each_kind_of_trace_is_found_where_it_is_and_the_cache_is_emptied_of_it(
     image = Path("all/red/red-1.png")
     taught, split = open_taught("whole", RunSettings(quiet=True)), find_images([str(image)], where="")
     pixels = np.asarray(Image.open(image))
-    features = taught.features(split, "", np.arange(1)).features_ND[0]
+    features = taught.features(split, "", np.arange(1))[1][0]
     encoded = base64.b64encode(int(digests_of(split)[0]).to_bytes(8, "little")[:6])
     planted = {
         "file": image.read_bytes(),

@@ -58,8 +58,8 @@ def teach(
     *,
     run: Run,
     add: Annotated[str | None, option("--add", DATA,
-        "Images to learn: a folder of class folders, or any data set; with --class a file or a folder of "
-        "images (default: none).", "FOLDER", autocompletion=complete.datasets)] = None,
+        "Images to learn: a folder of class folders, or the training split of any data set; with --class a "
+        "file or a folder of images (default: none).", "FOLDER", autocompletion=complete.datasets)] = None,
     class_name: Annotated[str | None, option("--class", DATA,
         "Class of all images of --add, known or new (default: as their folders say).", "NAME")] = None,
     remove: Annotated[list[str] | None, option("--remove", DATA,

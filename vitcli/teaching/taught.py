@@ -9,7 +9,7 @@ a kill leaves it, the next command writes all again. A few-shot run has the stat
 that of its checkpoint.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from vitcli.data.split import Split
 from vitcli.errors import DataError
 from vitcli.evaluation.setup import RunSettings, read_checkpoint
 from vitcli.features.extract import FeatureExtractor, extract, open_extractor
-from vitcli.features.feature_store import open_cached, open_temporary
+from vitcli.features.feature_store import FeatureStore, open_cached, open_temporary
 from vitcli.features.least_squares import DEFAULT_L2, in_float32
 from vitcli.features.statistics import STEP, ClosedFormStatistics, network_digest
 from vitcli.inspection.why import training_images
@@ -65,29 +65,26 @@ class Taught:
     of_network: np.ndarray | None
     is_unfinished: bool = False
 
-    def features(self, split: Split, dataset: str, rows_N: np.ndarray, **how: Any) -> "ExtractedRows":
-        """Return the features of rows of a split that can be decoded."""
+    def features(
+        self,
+        split: Split,
+        dataset: str,
+        rows_N: np.ndarray,
+        open_store: Callable[[dict[str, Any], int], FeatureStore] = open_temporary,
+    ) -> tuple[np.ndarray, np.ndarray, list[str]]:
+        """Return those of the rows of a split that can be decoded, their features, and the other places."""
         data = self.extractor.recipe.data.model_copy(update={"dataset": dataset, "on_bad_image": "skip"})
         extractor = replace(self.extractor, recipe=self.extractor.recipe.model_copy(update={"data": data}))
         settings = replace(extractor.network.settings, on_bad_image="skip")
         extractor = replace(extractor, network=replace(extractor.network, settings=settings))
-        computed = extract(extractor, split, rows_N, how.get("store", open_temporary), with_logits=False)
+        computed = extract(extractor, split, rows_N, open_store, with_logits=False)
         try:
             rows_N = rows_N[computed.store.has(rows_N)]
             if not len(rows_N):
                 raise DataError(f"no image of {split.name} can be read", where=dataset, fix="check its files")
-            return ExtractedRows(rows_N, computed.store.read(rows_N)["features"], computed.skipped)
+            return rows_N, computed.store.read(rows_N)["features"], computed.skipped
         finally:
             computed.store.close()
-
-
-@dataclass(frozen=True, eq=False)
-class ExtractedRows:
-    """Features of the rows of a split that could be decoded, and the places of the others."""
-
-    rows_N: np.ndarray
-    features_ND: np.ndarray
-    skipped: Sequence[str]
 
 
 def open_taught(ckpt: str, run: RunSettings) -> Taught:
@@ -127,10 +124,11 @@ def open_taught(ckpt: str, run: RunSettings) -> Taught:
     if of_run is None:
         return taught
     train = training_images(run_folder.recipe_with_data(folder), weights, needed_by="vit teach")
-    computed = taught.features(train, of_run.data.dataset, np.arange(len(train)), store=open_cached)
-    rows_N, groups_N = computed.rows_N, groups_to_divide(train)
+    every = np.arange(len(train))
+    rows_N, features_ND, _ = taught.features(train, of_run.data.dataset, every, open_cached)
+    groups_N = groups_to_divide(train)
     statistics = ClosedFormStatistics.of(
-        computed.features_ND,
+        features_ND,
         train.read_labels()[rows_N],
         digests_of(train, rows_N),
         class_names=train.readable_class_names,

@@ -187,13 +187,10 @@ def _with(
     counts.num_already_there = int((~is_new_N).sum())
     if not is_new_N.any():
         return statistics
-    computed = taught.features(split, add, np.flatnonzero(is_new_N))
-    rows_N = computed.rows_N
-    added = ClosedFormStatistics.of(
-        computed.features_ND, labels_N[rows_N], digests_N[rows_N], class_names=names
-    )
+    rows_N, features_ND, skipped = taught.features(split, add, np.flatnonzero(is_new_N))
+    added = ClosedFormStatistics.of(features_ND, labels_N[rows_N], digests_N[rows_N], class_names=names)
     counts.num_added = len(added)
-    counts.num_skipped_images, counts.skipped_images = len(computed.skipped), computed.skipped[:100]
+    counts.num_skipped_images, counts.skipped_images = len(skipped), skipped[:100]
     return statistics.plus(added)
 
 

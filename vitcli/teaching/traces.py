@@ -120,12 +120,10 @@ def pieces_of(split: Split, taught: Any) -> Pieces:
     Raises:
         DataError: no image can be read.
     """
-    computed = taught.features(split, "the images", np.arange(len(split)))
+    rows_N, features_ND, _ = taught.features(split, "the images", np.arange(len(split)))
     preprocessing = taught.extractor.network.preprocessing
     pieces: list[tuple[str, str, bytes]] = []
-    for row, digest, features_D in zip(
-        computed.rows_N.tolist(), digests_of(split, computed.rows_N), computed.features_ND, strict=True
-    ):
+    for row, digest, features_D in zip(rows_N.tolist(), digests_of(split, rows_N), features_ND, strict=True):
         image, encoded = split.where_is(row), split.image_of(row)
         whole_HWC = np.ascontiguousarray(loader.read_example(split, row)[0])
         given_HWC = np.ascontiguousarray(preprocessing(whole_HWC))
