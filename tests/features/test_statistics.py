@@ -104,6 +104,17 @@ def test_the_order_of_classes_in_a_data_set_does_not_matter(tmp_path):
     assert bytes_of(of(np.arange(90), NAMES[::-1]), tmp_path) == bytes_of(of(np.arange(90)), tmp_path)
 
 
+def test_an_image_in_two_classes_belongs_to_the_first_by_name_whatever_came_first():
+    rows, labels_N, digests_N = np.arange(6), np.array([3, 0, 1, 2, 4, 0]), DIGESTS_N[[0, 1, 2, 3, 4, 0]]
+    sums = [
+        ClosedFormStatistics.of(FEATURES_ND[order], labels_N[order], digests_N[order], class_names=NAMES)
+        for order in (rows, rows[::-1])
+    ]
+
+    assert sums[0].digest == sums[1].digest
+    assert sums[0].counts_K.tolist() == [2, 1, 1, 1] and "dog" not in sums[0].class_names
+
+
 def test_a_class_without_an_image_is_gone():
     rest = without(of(np.arange(90)), np.flatnonzero(LABELS_N == 2))
 
@@ -125,11 +136,13 @@ def test_a_feature_beyond_fixed_point_is_refused(value):
         quantised(np.array([[1.0, value]]))
 
 
-@pytest.mark.parametrize("damage", ["cut", "zeros in a row", "another file"])
+@pytest.mark.parametrize("damage", ["cut", "zeros in a row", "one product", "another file"])
 def test_a_damaged_file_is_refused(damage, tmp_path):
     content = bytearray(bytes_of(of(np.arange(90)), tmp_path))
     row = content.index(quantised(FEATURES_ND[4]).tobytes())
     content[row : row + 4] = b"\0\0\0\1" if damage == "zeros in a row" else content[row : row + 4]
+    gram = content.index(of(np.arange(90)).gram_DD.tobytes()) + 8  # beside the diagonal
+    content[gram] ^= 1 if damage == "one product" else 0
     content = content[:-1] if damage == "cut" else content
     (tmp_path / FILE).write_bytes(b"hello" if damage == "another file" else bytes(content))
 

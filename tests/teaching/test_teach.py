@@ -3,6 +3,7 @@
 import base64
 import os
 import shutil
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
@@ -22,11 +23,12 @@ from vitcli.output import atomic
 from vitcli.output.html import thumbnail
 from vitcli.output.run_folder import CLOSED_FORM, WEIGHTS
 from vitcli.teaching import traces
-from vitcli.teaching.taught import open_taught
+from vitcli.teaching.taught import claim, open_taught
 from vitcli.weights.io import read_description, write_weights_file
 
 COLOURS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (200, 50, 40), "white": (220, 220, 220)}
 QUIET = ("--json", "-q")
+FEWSHOT = ("fewshot", "--ckpt", "demo", "--shots", "2", "--seeds", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -218,15 +220,68 @@ def test_each_kind_of_trace_is_found_where_it_is_and_the_cache_is_emptied_of_it(
     where = {(trace.kind, Path(trace.path).name) for trace in found.traces}
     assert where >= {(kind, kind) for kind in planted}
     assert {("features", CLOSED_FORM), ("digest", WEIGHTS)} <= where
-    assert {entry.kind for entry in found.entries} == {"features"}
+    assert {Path(trace.path).parts[-3] for trace in found.traces if "vit" in Path(trace.path).parts} == {
+        "features"
+    }
     for kind in planted:
         Path("whole", kind).unlink()
 
-    result = run("forget", "whole", image, "--in-place", *QUIET).json
-    assert result["search"]["num_deleted_entries"] == len(found.entries) > 0
-    assert result["search"]["traces"] == []
-    assert not [entry for entry in user_cache.all_entries(["features"]) if entry.path in
-                {each.path for each in found.entries}]  # fmt: skip
+    shutil.copy("e.safetensors", "whole/left")
+    left = run("forget", "whole", image, "--in-place", *QUIET)
+    assert left.code == 8 and {trace["path"] for trace in left.json["search"]["traces"]} == {"whole/left"}
+    Path("whole/left").unlink()
+    assert run("forget", "whole", image, "--check", *QUIET).json["search"]["traces"] == []
+    assert left.json["num_deleted_entries"] > 0 and not user_cache.all_entries(["features"])
+
+
+def test_a_cache_in_use_refuses_to_forget_and_nothing_has_changed():
+    teach("demo", "--add", "all", "--out", "whole")
+    run(
+        "fewshot",
+        "--ckpt",
+        "demo",
+        "--dataset",
+        "all",
+        "--shots",
+        "2",
+        "--seeds",
+        "1",
+        "--out",
+        "few",
+        *QUIET,
+    )
+    before, (entry, *_) = files_of("whole"), user_cache.all_entries(["features"])
+    with user_cache.lock_use(entry.path):
+        refused = run("forget", "whole", "all/red/red-1.png", "--in-place", *QUIET)
+
+    assert (refused.code, files_of("whole")) == (5, before)
+    assert run("forget", "whole", "all/red/red-1.png", "--in-place", *QUIET).code == 0
+
+
+def test_two_commands_on_one_folder_do_not_lose_what_the_other_did():
+    teach("demo", "--add", "all", "--out", "whole")
+    with ExitStack() as held:
+        claim(Path("whole"), held)
+        refused = run("forget", "whole", "all/red/red-1.png", "--in-place", *QUIET)
+
+    assert refused.code == 5 and "another taught classifier is writing" in refused.json["error"]["message"]
+
+
+def test_files_of_others_are_kept_whatever_is_to_be_overwritten():
+    Path("mine").mkdir()
+    Path("mine/README.md").write_text("mine")
+    refused = run("teach", "demo", "--add", "all", "--out", "mine", "--overwrite", *QUIET)
+
+    assert (refused.code, Path("mine/README.md").read_text()) == (2, "mine")
+
+
+def test_an_image_that_cannot_be_read_is_skipped_each_time():
+    Path("all/red/broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    first = teach("demo", "--add", "all", "--out", "whole")
+    again = teach("whole", "--add", "all", "--in-place")
+
+    assert (first["num_added"], first["num_skipped_images"]) == (20, 1)
+    assert (again["num_already_there"], again["num_skipped_images"], again["num_examples"]) == (20, 1, 20)
 
 
 def test_a_search_reads_over_the_borders_of_its_chunks(monkeypatch, tmp_path):
@@ -256,6 +311,10 @@ def test_a_search_reads_over_the_borders_of_its_chunks(monkeypatch, tmp_path):
         (("forget", "whole", "all", "--in-place"), 3, "no image would be left"),
         (("forget", "whole", "--in-place"), 2, "name images"),
         (("teach", "whole", "--class", "red", "--in-place"), 2, "name its images"),
+        (("teach", "knn", "--add", "two", "--out", "x"), 4, "has no model.safetensors"),
+        (("forget", "whole/model.safetensors", "new.png", "--check"), 2, "has no statistics"),
+        (("teach", "whole", "--add", "two/red", "--class", " ", "--in-place"), 2, "name a class"),
+        (("forget", "whole", "new.png", "--check", "--in-place"), 2, "it changes nothing"),
         (("teach", "damaged", "--add", "two", "--in-place"), 3, "cannot be read"),
         (("teach", "swapped", "--add", "two", "--in-place"), 3, "of another network"),
     ],
@@ -280,6 +339,7 @@ def whole(made_once, cache) -> None:
     Path("damaged", CLOSED_FORM).write_bytes(files_of("whole")[0][:-9])
     Path("empty").mkdir()
     part("two", "red", "blue")
+    run(*FEWSHOT, "--dataset", "two", "--classifier", "knn", "--out", "knn", *QUIET)
     Path("wrong/blue").mkdir(parents=True)
     shutil.copy("all/red/red-0.png", "wrong/blue/x.png")
     shutil.copytree("all/green", "wrong/green")

@@ -78,11 +78,12 @@ def teach(
         message = "name a class, and its images with --add" if add else "name its images with --add"
         raise typer.BadParameter(message, param_hint="--class")
     settings = where.settings(run, printing)
-    from vitcli.teaching.teach import Changes, as_text
+    from vitcli.teaching.teach import Changes, as_text, failure_of
     from vitcli.teaching.teach import teach as make
 
     changes = Changes(add, class_name, tuple(remove or ()), tuple(remove_class or ()))
-    return printing.show(make(run, changes, settings, in_place=where.in_place, command="teach"), as_text)
+    result = make(run, changes, settings, in_place=where.in_place, command="teach")
+    return printing.show_and_fail(result, failure_of(result), as_text)
 
 
 @command(
@@ -113,12 +114,14 @@ def forget(
     """
     if not images and (check or not class_name):
         raise typer.BadParameter("name images, or a class with --class", param_hint="IMAGES")
-    if check and class_name:
-        raise typer.BadParameter("it looks for images; leave --class out", param_hint="--check")
+    if check and (class_name or where.out or where.in_place or where.overwrite):
+        raise typer.BadParameter("it changes nothing; give RUN and IMAGES alone", param_hint="--check")
     settings = where.settings(run, printing)
-    from vitcli.teaching.teach import Changes, as_text, check_as_text, check_forgotten, teach
+    from vitcli.teaching.teach import Changes, as_text, check_as_text, check_forgotten, failure_of, teach
 
     if check:
-        return printing.show_and_fail(*check_forgotten(run, images, settings), check_as_text)
+        result = check_forgotten(run, images, settings)
+        return printing.show_and_fail(result, failure_of(result), check_as_text)
     changes = Changes(remove=tuple(images or ()), remove_classes=tuple(class_name or ()))
-    return printing.show(teach(run, changes, settings, in_place=where.in_place, command="forget"), as_text)
+    result = teach(run, changes, settings, in_place=where.in_place, command="forget")
+    return printing.show_and_fail(result, failure_of(result), as_text)

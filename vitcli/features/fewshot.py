@@ -99,7 +99,7 @@ def fewshot(
         draws_used = _drop_undecodable(draws, support, train)
         problem = _problem(support, tests, labels_N, num_classes=train.num_classes, groups_N=groups_N)
         scores = _scores(extractor, problem, draws_used, support, l2=recipe.fewshot.l2)
-        _write_statistics(folder.path, extractor, train, problem, draws_used)
+        notes += _write_statistics(folder.path, extractor, train, problem, draws_used)
         result = _result(extractor, train, test, scores, support, tests)
         result["next"] += size_words(recipe.given)
         if recipe.fewshot.forecast:
@@ -407,26 +407,30 @@ def _write_run_folder(
 
 def _write_statistics(
     folder: Path, extractor: FeatureExtractor, train: Split, problem: FewshotProblem, draws: Draws
-) -> None:
+) -> list[str]:
     """Write the closed form of the first draw with the most shots, which `vit teach` can change.
 
-    Other classifiers, weighted rows and inner layers have none.
+    Other classifiers, weighted rows and inner layers have none. Return a note where the features fit no sums.
     """
     fewshot, names = extractor.recipe.fewshot, train.readable_class_names
     is_plain = fewshot.classifier == "least-squares" and fewshot.balance == "none"
     if not is_plain or extractor.recipe.eval.layer != "pre_logits" or len({*names}) < len(names):
-        return
+        return []
     _, by_shots = min(draws.items())
     _, rows_N = max(by_shots.items())
-    statistics = ClosedFormStatistics.of(
-        problem.features_of(rows_N),
-        problem.labels_N[rows_N],
-        digests_of(train, rows_N),
-        class_names=names,
-        groups_N=None if problem.groups_N is None else problem.groups_N[rows_N],
-    )
+    try:
+        statistics = ClosedFormStatistics.of(
+            problem.features_of(rows_N),
+            problem.labels_N[rows_N],
+            digests_of(train, rows_N),
+            class_names=names,
+            groups_N=None if problem.groups_N is None else problem.groups_N[rows_N],
+        )
+    except DataError as error:
+        return [f"vit teach cannot start from this run: {error.message}"]
     about = {"l2": fewshot.l2, "network": network_digest(extractor.network.model)}
     statistics.write(folder / run_folder.CLOSED_FORM, about)
+    return []
 
 
 def as_text(result: dict[str, Any], *, verbose: bool = False) -> str:

@@ -30,8 +30,8 @@ from vitcli.features.statistics import STEP, ClosedFormStatistics, network_diges
 from vitcli.inspection.why import training_images
 from vitcli.models.build import put_last_layer
 from vitcli.output import run_folder
-from vitcli.output.atomic import check_out, read_json, write_json, write_text
-from vitcli.output.owned_folder import OwnedFolder, refuse_other
+from vitcli.output.atomic import TEMPORARY, read_json, write_json, write_text
+from vitcli.output.owned_folder import OwnedFolder
 from vitcli.output.redaction import public_name
 from vitcli.output.run_folder import CLOSED_FORM, SUMMARY, WEIGHTS
 from vitcli.recipe import load_for_inference
@@ -41,7 +41,7 @@ from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import write_weights
 
 OF_STATISTICS = "closed_form"  # in the metadata of the weights: the digest of the statistics they are of
-CARD = "README.md"
+CARD, LOCK = "README.md", ".vit-teach.lock"
 FILES = ("config.json", CARD, SUMMARY, WEIGHTS, CLOSED_FORM)
 
 
@@ -73,16 +73,13 @@ class Taught:
         open_store: Callable[[dict[str, Any], int], FeatureStore] = open_temporary,
     ) -> tuple[np.ndarray, np.ndarray, list[str]]:
         """Return those of the rows of a split that can be decoded, their features, and the other places."""
-        data = self.extractor.recipe.data.model_copy(update={"dataset": dataset, "on_bad_image": "skip"})
+        data = self.extractor.recipe.data.model_copy(update={"dataset": dataset})
         extractor = replace(self.extractor, recipe=self.extractor.recipe.model_copy(update={"data": data}))
-        settings = replace(extractor.network.settings, on_bad_image="skip")
-        extractor = replace(extractor, network=replace(extractor.network, settings=settings))
         computed = extract(extractor, split, rows_N, open_store, with_logits=False)
         try:
             rows_N = rows_N[computed.store.has(rows_N)]
-            if not len(rows_N):
-                raise DataError(f"no image of {split.name} can be read", where=dataset, fix="check its files")
-            return rows_N, computed.store.read(rows_N)["features"], computed.skipped
+            features_ND = computed.store.read(rows_N)["features"] if len(rows_N) else np.zeros((0, 0))
+            return rows_N, features_ND, computed.skipped
         finally:
             computed.store.close()
 
@@ -101,7 +98,7 @@ def open_taught(ckpt: str, run: RunSettings) -> Taught:
     keys, name = {"model.ckpt": ckpt}, None
     if is_fewshot:
         name, keys = str(folder / run_folder.RECIPE), of_run.given | {"model.ckpt": of_run.model.ckpt}
-    recipe = load_for_inference(name, (), keys)
+    recipe = load_for_inference(name, (), keys | {"data.on_bad_image": "skip"})
     weights = read_checkpoint(recipe, quiet=run.quiet)
     extractor = open_extractor(weights, recipe, run)
     seen = SeenImages.of(weights.metadata)
@@ -166,67 +163,57 @@ def fitted(statistics: ClosedFormStatistics, l2: float | str) -> tuple[tuple[Any
 
 def owned(folder: Path) -> OwnedFolder:
     """Return a folder as one that commands of teaching write."""
-    return OwnedFolder(folder, "taught classifier", lock=".vit-teach.lock", files=FILES, marker=CLOSED_FORM)
+    return OwnedFolder(folder, "taught classifier", lock=LOCK, files=FILES, marker=LOCK)
 
 
-def check_folder(out: Path, taught: Taught, *, overwrite: bool) -> None:
-    """Refuse, before any work, a folder that cannot take the result; make nothing."""
-    run_folder.refuse_run(out, "taught")
-    check_out(out / CLOSED_FORM, overwrite=True)
-    if out != taught.folder and not overwrite:
-        owned(out).refuse_foreign()
+def claim(folder: Path, held: ExitStack) -> None:
+    """Lock a folder that is new, empty or a taught one until `held` is closed, and remove debris of a kill.
+
+    Raises:
+        VitError: it holds something else.
+        MachineError: it cannot be written, or another process holds it.
+    """
+    run_folder.refuse_run(folder, "taught")
+    owned(folder).refuse_foreign()
+    owned(folder).claim(held)
+    for leftover in folder.glob(f"{TEMPORARY}*"):
+        leftover.unlink()
 
 
 def write(
-    taught: Taught, statistics: ClosedFormStatistics, out: Path, summary: dict[str, Any], *, overwrite: bool
+    taught: Taught, statistics: ClosedFormStatistics, out: Path, summary: dict[str, Any]
 ) -> dict[str, Any]:
-    """Fit the closed form and write the folder; return the summary with what the fit found.
-
-    Raises:
-        VitError: the folder holds another classifier, and is not to be overwritten.
-        MachineError: it cannot be written, or another process writes it.
-    """
-    with ExitStack() as held:
-        folder = owned(out)
-        if overwrite and out != taught.folder:
-            folder.clear()
-        folder.refuse_foreign()
-        folder.claim(held)
-        if out != taught.folder and (out / CLOSED_FORM).is_file():
-            earlier, _ = ClosedFormStatistics.read(out / CLOSED_FORM)
-            refuse_other(
-                out, "another taught classifier", ["other images"] * (earlier.digest != statistics.digest)
-            )
-        layer, facts = fitted(statistics, taught.l2)
-        network, weights = taught.extractor.network, taught.extractor.network.weights
-        put_last_layer(network.model, *layer, name=network.arch.name, option="RUN")
-        about = {"l2": taught.l2, "network": network_digest(network.model)}
-        statistics.write(out / CLOSED_FORM, about)
-        seen = {"trained_on": statistics.digests_N}
-        seen |= {} if taught.of_network is None else {"trained_before": taught.of_network}
-        origin = weights.metadata.get("from") if taught.folder else public_name(weights.source)
-        metadata = {
-            **({licences.KEY: weights.licence} if weights.licence != licences.UNKNOWN else {}),
-            "trained_by": "teach",
-            "from": origin,
-            OF_STATISTICS: statistics.digest,
-            KEY: as_metadata(seen, None),
-        }
-        arch = replace(network.arch, num_classes=len(statistics.class_names))
-        pixels = network.preprocessing.as_dict()
-        info = WeightsInfo(arch, pixels, statistics.class_names, metadata)
-        write_weights(out, network.model.state_dict(), info)
-        counts = dict(zip(statistics.class_names, statistics.counts_K.tolist(), strict=True))
-        summary |= {
-            "from": origin,
-            "model": arch.name,
-            "resolution": list(network.preprocessing.image_size),
-            "num_classes": arch.num_classes,
-            "num_examples": len(statistics),
-            "classes": counts,
-            "statistics": statistics.digest,
-            **facts,
-        }
-        write_text(out / CARD, taught_card(summary, arch, weights.licence))
-        write_json(out / SUMMARY, summary)
+    """Fit the closed form and write the claimed folder; return the summary with what the fit found."""
+    layer, facts = fitted(statistics, taught.l2)
+    network, weights = taught.extractor.network, taught.extractor.network.weights
+    put_last_layer(network.model, *layer, name=network.arch.name, option="RUN")
+    about = {"l2": taught.l2, "network": network_digest(network.model)}
+    statistics.write(out / CLOSED_FORM, about)
+    seen = {"trained_on": statistics.digests_N}
+    seen |= {} if taught.of_network is None else {"trained_before": taught.of_network}
+    origin = weights.metadata.get("from") if taught.folder else public_name(weights.source)
+    metadata = {
+        **({licences.KEY: weights.licence} if weights.licence != licences.UNKNOWN else {}),
+        "trained_by": "teach",
+        "from": origin,
+        OF_STATISTICS: statistics.digest,
+        KEY: as_metadata(seen, None),
+    }
+    arch = replace(network.arch, num_classes=len(statistics.class_names))
+    pixels = network.preprocessing.as_dict()
+    info = WeightsInfo(arch, pixels, statistics.class_names, metadata)
+    write_weights(out, network.model.state_dict(), info)
+    counts = dict(zip(statistics.class_names, statistics.counts_K.tolist(), strict=True))
+    summary |= {
+        "from": origin,
+        "model": arch.name,
+        "resolution": list(network.preprocessing.image_size),
+        "num_classes": arch.num_classes,
+        "num_examples": len(statistics),
+        "classes": counts,
+        "statistics": statistics.digest,
+        **facts,
+    }
+    write_text(out / CARD, taught_card(summary, arch, weights.licence))
+    write_json(out / SUMMARY, summary)
     return summary

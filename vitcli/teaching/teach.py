@@ -4,8 +4,12 @@ teach            adds and removes images, and writes the classifier
 check_forgotten  looks for every trace of images (`traces.py`)
 """
 
+import shlex
+import shutil
 import time
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +26,15 @@ from vitcli.errors import CheckFailed, DataError, MachineError, VitError
 from vitcli.evaluation.setup import RunSettings
 from vitcli.features.statistics import ClosedFormStatistics
 from vitcli.output import run_folder, text
+from vitcli.output.atomic import TEMPORARY, read_json
+from vitcli.output.owned_folder import refuse_other
 from vitcli.output.redaction import public_name
-from vitcli.teaching.taught import Taught, check_folder, open_taught, write
-from vitcli.teaching.traces import Found, pieces_of, search
+from vitcli.output.run_folder import CLOSED_FORM, SUMMARY, WEIGHTS
+from vitcli.teaching.labels_file import class_named
+from vitcli.teaching.taught import Taught, claim, open_taught, write
+from vitcli.teaching.traces import CACHES, Found, Pieces, pieces_of, search
+
+CHANGES = ("added", "removed", "already_there", "not_there")
 
 
 @dataclass(frozen=True)
@@ -45,153 +55,165 @@ class Changes:
     remove_classes: Sequence[str] = ()
 
 
-@dataclass
-class ChangeCounts:
-    """What a command has changed, for its summary."""
-
-    num_added: int = 0
-    num_already_there: int = 0
-    num_removed: int = 0
-    num_not_there: int = 0
-    num_skipped_images: int = 0
-    skipped_images: Sequence[str] = ()
-
-
 def teach(ckpt: str, changes: Changes, run: RunSettings, *, in_place: bool, command: str) -> dict[str, Any]:
     """Change what a classifier was taught, and write it; return the object of --json.
 
     Raises:
         VitError: nothing is to be changed, or the folder cannot take the result.
         DataError: images are of another class already, or none of those to forget was taught.
+        MachineError: another process writes the folder, or uses what the cache holds.
     """
-    began_at = time.perf_counter()
-    taught = open_taught(ckpt, run)
-    if in_place and taught.folder is None:
+    began_at, removes = time.perf_counter(), bool(changes.remove or changes.remove_classes)
+    with ExitStack() as held:
+        if in_place:  # before it is read: what another command changes meanwhile would be lost
+            _check_is_taught(ckpt)
+            claim(Path(ckpt), held)
+        taught = open_taught(ckpt, run)
+        out = Path(ckpt) if in_place else run.out
+        if out is None:
+            name = public_name(changes.add or "images")
+            out = run_folder.new_folder("teach", name, taught.extractor.network.arch.name)
+        if not in_place:
+            claim(out, held)
+
+        # Forget first: what is removed from one class may be taught as another.
+        statistics, counts, pieces, skipped = taught.statistics, Counter[str](), None, list[str]()
+        if removes:
+            statistics, counts, pieces = _without(taught, changes)
+        if changes.add:
+            statistics, added, skipped = _with(taught, statistics, changes.add, changes.class_name)
+            counts.update(added)
+        _check_result(taught, statistics, changes, out, overwrite=run.overwrite)
+        summary = {"command": command, "out": str(out), **{f"num_{what}": counts[what] for what in CHANGES}}
+        summary |= {"num_skipped_images": len(skipped), "skipped_images": skipped[:100]}
+        num_deleted = _empty_cache() if removes else 0
+        is_same = in_place and not (counts["added"] or counts["removed"] or taught.is_unfinished)
+        if is_same:
+            summary = (read_json(out / SUMMARY) or {}) | summary
+        else:
+            summary = write(taught, statistics, out, summary)
+        if removes:
+            summary |= {"num_deleted_entries": num_deleted}
+        if pieces:
+            summary |= {"search": _as_dict(search(pieces, out))}
+    next_line = ["vit", "predict", "--ckpt", str(out), "IMAGES"]
+    summary |= {"is_still_in": ckpt if removes and not in_place else None, "next": next_line}
+    return summary | {"elapsed_s": time.perf_counter() - began_at}
+
+
+def check_forgotten(ckpt: str, images: Sequence[str], run: RunSettings) -> dict[str, Any]:
+    """Look for traces of images in a taught folder or a few-shot run, and in the cache."""
+    if not (Path(ckpt) / CLOSED_FORM).is_file():
+        fix = "name a folder of vit teach, or of a run of vit fewshot"
+        raise VitError(f"{ckpt} has no statistics of a closed form to check", where="RUN", fix=fix)
+    taught, split = open_taught(ckpt, run), find_images(images, where="IMAGES")
+    return {
+        "command": "forget",
+        "out": ckpt,
+        "num_images": len(split),
+        "num_taught": int(np.isin(digests_of(split), taught.statistics.digests_N).sum()),
+        "is_unfinished": taught.is_unfinished,
+        "search": _as_dict(search(pieces_of(split, taught), Path(ckpt))),
+    }
+
+
+def failure_of(result: dict[str, Any]) -> VitError | None:
+    """Return the error of a result whose search has found traces, or whose folder is between two states."""
+    traces, problems = result.get("search", {}).get("traces", ()), []
+    if traces:
+        num_images = text.count_of(len({trace["image"] for trace in traces}), "image")
+        num_files = text.count_of(len({trace["path"] for trace in traces}), "file")
+        problems.append(f"traces of {num_images} are in {num_files}")
+    if result.get("is_unfinished"):
+        problems.append("a command that changed the folder was killed")
+    if not problems:
+        return None
+    fix = f"vit forget {shlex.quote(result['out'])} IMAGES --in-place, vit cache clear features decoded"
+    return CheckFailed("; ".join(problems), where=result["out"], fix=fix)
+
+
+def _check_is_taught(ckpt: str) -> None:
+    if not all((Path(ckpt) / name).is_file() for name in (CLOSED_FORM, WEIGHTS)):
         fix = "name a new folder: --out FOLDER; from then on --in-place changes that one"
         raise VitError(f"{ckpt} is not a folder that vit teach has made", where="--in-place", fix=fix)
-    name = public_name(changes.add or "images")
-    default = (
-        taught.folder
-        if in_place
-        else run_folder.new_folder("teach", name, taught.extractor.network.arch.name)
-    )
-    out = run.out or default
-    check_folder(out, taught, overwrite=run.overwrite)
 
-    # Forget first: what is removed from one class may be taught as another.
-    statistics, counts = taught.statistics, ChangeCounts()
-    removes = changes.remove or changes.remove_classes
-    if removes:
-        statistics, gone = _without(taught, changes, counts)
-    if changes.add:
-        statistics = _with(taught, statistics, changes.add, changes.class_name, counts)
-    is_changed = counts.num_added or counts.num_removed or taught.is_unfinished or taught.folder is None
-    if not is_changed and not counts.num_already_there:
+
+def _check_result(
+    taught: Taught, statistics: ClosedFormStatistics, changes: Changes, out: Path, *, overwrite: bool
+) -> None:
+    """Refuse a request that changes nothing or leaves nothing, and a folder with another classifier."""
+    asks = changes.add or changes.remove or changes.remove_classes or taught.is_unfinished
+    if not asks and taught.folder is not None:
         raise VitError("nothing is to be changed", where="RUN", fix="name images: --add FOLDER")
     if not len(statistics):
         fix = "teach others with --add in the same command, or delete the folder"
         raise DataError("no image would be left, and a classifier needs one", where="RUN", fix=fix)
-    summary = {"command": command, "out": str(out), **asdict(counts)}
-    summary = write(taught, statistics, out, summary, overwrite=run.overwrite)
-    summary["elapsed_s"] = time.perf_counter() - began_at
-    if changes.remove:
-        summary["search"] = _purge(search(gone, out), lambda: search(gone, out))
-    still = taught.ckpt if removes and out != taught.folder else None
-    return summary | {"is_still_in": still, "next": ["vit", "predict", "--ckpt", str(out), "IMAGES"]}
+    if out != taught.folder and (out / CLOSED_FORM).is_file() and not overwrite:
+        is_other = ClosedFormStatistics.read(out / CLOSED_FORM)[0].digest != statistics.digest
+        refuse_other(out, "another taught classifier", ["other images"] * is_other)
 
 
-def check_forgotten(
-    ckpt: str, images: Sequence[str], run: RunSettings
-) -> tuple[dict[str, Any], VitError | None]:
-    """Look for traces of images in a taught folder and the cache; an error if there are any."""
-    taught = open_taught(ckpt, run)
-    split = find_images(images, where="IMAGES")
-    found = search(pieces_of(split, taught), Path(ckpt))
-    known_N = np.isin(digests_of(split), taught.statistics.digests_N)
-    result = {
-        "command": "forget",
-        "run": ckpt,
-        "num_images": len(split),
-        "num_taught": int(known_N.sum()),
-        "is_unfinished": taught.is_unfinished,
-        "search": _as_dict(found),
-    }
-    problems = []
-    if found.traces:
-        num_images = len({trace.image for trace in found.traces})
-        num_files = len({trace.path for trace in found.traces})
-        where = text.count_of(num_files, "file")
-        problems.append(f"traces of {num_images} of {len(split)} images are in {where}")
-    if taught.is_unfinished:
-        problems.append("a command that changed the folder was killed: repeat it")
-    if not problems:
-        return result, None
-    fix = f"vit forget {ckpt} IMAGES --in-place; traces in the cache: vit cache clear features decoded"
-    return result, CheckFailed("; ".join(problems), where=ckpt, fix=fix)
-
-
-def _without(taught: Taught, changes: Changes, counts: ChangeCounts) -> tuple[ClosedFormStatistics, Any]:
-    """Return the statistics without images and classes, and the pieces of the images that were named."""
-    statistics, pieces = taught.statistics, None
+def _without(taught: Taught, changes: Changes) -> tuple[ClosedFormStatistics, Counter[str], Pieces | None]:
+    """Return the statistics without images and classes, counts, and the pieces of images that are named."""
+    statistics, pieces, num_not_there = taught.statistics, None, 0
     is_gone_N = np.zeros(len(statistics), dtype=bool)
     for name in changes.remove_classes:
         if name not in statistics.class_names:
-            raise DataError(
-                f"{name!r} is not a class of {taught.ckpt}",
-                where="--class",
-                fix=f"one of {text.first_few(statistics.class_names)}",
-            )
+            fix = f"one of {text.first_few(statistics.class_names)}"
+            raise DataError(f"{name!r} is not a class of {taught.ckpt}", where="--class", fix=fix)
         is_gone_N |= statistics.labels_N == statistics.class_names.index(name)
     if changes.remove:
         split = find_images(changes.remove, where="IMAGES")
-        digests_N = digests_of(split)
-        is_there_N = np.isin(digests_N, statistics.digests_N)
+        digests_N, pieces = digests_of(split), pieces_of(split, taught)
         if taught.of_network is not None and (seen_N := np.isin(digests_N, taught.of_network)).any():
             raise DataError(
                 f"the network itself was trained on {_places(split, seen_N)}, and cannot forget that",
                 where=taught.ckpt,
                 fix="train it again without the image, and teach that",
             )
-        if not is_there_N.any() and not taught.is_unfinished:
+        is_there_N = np.isin(digests_N, statistics.digests_N)
+        is_gone_N |= np.isin(statistics.digests_N, digests_N)
+        num_not_there = int((~is_there_N).sum())
+        if not (is_there_N.any() or changes.add or taught.is_unfinished):  # which a repeated command finishes
             raise DataError(
                 f"{taught.ckpt} was not taught {_places(split, ~is_there_N)}",
                 where="IMAGES",
                 fix="name the files as they were taught: images are recognised by their bytes",
             )
-        is_gone_N |= np.isin(statistics.digests_N, digests_N[is_there_N])
-        counts.num_not_there = int((~is_there_N).sum())
-        pieces = pieces_of(split, taught)
-    counts.num_removed = int(is_gone_N.sum())
-    return statistics.without(is_gone_N), pieces
+    counts = Counter(removed=int(is_gone_N.sum()), not_there=num_not_there)
+    return statistics.without(is_gone_N), counts, pieces
 
 
 def _with(
-    taught: Taught, statistics: ClosedFormStatistics, add: str, class_name: str | None, counts: ChangeCounts
-) -> ClosedFormStatistics:
-    """Return the statistics with the images of a folder, those that are there already left as they are."""
+    taught: Taught, statistics: ClosedFormStatistics, add: str, class_name: str | None
+) -> tuple[ClosedFormStatistics, Counter[str], list[str]]:
+    """Return the statistics with the images of a folder too, counts, and the places of the skipped."""
     split, labels_N, names = _open_images(taught, add, class_name)
     digests_N = digests_of(split)
-    classes_of = dict(zip(statistics.digests_N.tolist(), statistics.labels_N.tolist(), strict=True))
-    classes_of = {digest: statistics.class_names[label] for digest, label in classes_of.items()}
-    is_new_N = np.zeros(len(split), dtype=bool)
+    labels = zip(statistics.digests_N.tolist(), statistics.labels_N.tolist(), strict=True)
+    classes_of = {digest: statistics.class_names[label] for digest, label in labels}
+    known, is_new_N = {*classes_of}, np.ones(len(split), dtype=bool)
     for row, (digest, label) in enumerate(zip(digests_N.tolist(), labels_N.tolist(), strict=True)):
-        there = classes_of.get(digest)
-        if digest != UNREADABLE and there is not None and there != names[label]:
+        if digest == UNREADABLE:
+            continue
+        there = classes_of.setdefault(digest, names[label])
+        if there != names[label]:
             raise DataError(
                 f"{split.where_is(row)} is an image of {names[label]!r} here, and of {there!r} already",
                 where=f"--add {add}",
                 fix="remove it first (--remove), or correct its folder",
             )
-        is_new_N[row] = there is None
-        classes_of.setdefault(digest, names[label])
-    counts.num_already_there = int((~is_new_N).sum())
-    if not is_new_N.any():
-        return statistics
+        is_new_N[row] = digest not in known
+    counts = Counter(already_there=int((~is_new_N).sum()))
     rows_N, features_ND, skipped = taught.features(split, add, np.flatnonzero(is_new_N))
-    added = ClosedFormStatistics.of(features_ND, labels_N[rows_N], digests_N[rows_N], class_names=names)
-    counts.num_added = len(added)
-    counts.num_skipped_images, counts.skipped_images = len(skipped), skipped[:100]
-    return statistics.plus(added)
+    if len(rows_N):
+        of_rows = (features_ND, labels_N[rows_N], digests_N[rows_N])
+        added = ClosedFormStatistics.of(*of_rows, class_names=names)
+        statistics, counts["added"] = statistics.plus(added), len(added)
+    elif is_new_N.all():
+        fix = "check its files"
+        raise DataError(f"no image of {split.name} can be read", where=f"--add {add}", fix=fix)
+    return statistics, counts, skipped
 
 
 def _open_images(
@@ -200,7 +222,11 @@ def _open_images(
     """Return the images to add, their labels, and the names of the classes."""
     if class_name is not None:
         split = find_images([add], where="--add")
-        return split, np.zeros(len(split), dtype=np.int64), (class_name,)
+        return (
+            split,
+            np.zeros(len(split), dtype=np.int64),
+            (class_named(class_name, taught.statistics.class_names),),
+        )
     data = taught.extractor.recipe.data.model_copy(update={"dataset": add, "one_class": True})
     source = from_section(data)
     split = source.open(source.default_train_split() or source.only_split("--add"))
@@ -210,29 +236,30 @@ def _open_images(
     return split, split.read_labels(), tuple(split.readable_class_names)
 
 
-def _purge(found: Found, again: Any) -> dict[str, Any]:
-    """Delete what the cache holds of forgotten images, and return what a second search finds.
+def _empty_cache() -> int:
+    """Delete all decoded images and features of the cache, and return how many sets there were.
+
+    Images of other sizes, features of other networks and hashes are traces, too, and a set does not say of
+    which images it is.
 
     Raises:
-        MachineError: another process uses it.
+        MachineError: another process uses one; nothing else has been changed.
     """
-    in_use = [str(entry.path) for entry in found.entries if not user_cache.delete(entry.path)]
+    entries = user_cache.all_entries(CACHES)
+    in_use = [str(entry.path) for entry in entries if not user_cache.delete(entry.path)]
     if in_use:
+        fix = "repeat the command once that one has ended; the classifier is as it was"
         raise MachineError(
-            f"the cache holds images that were forgotten, and another command uses it: {in_use[0]}",
-            where="the cache",
-            fix="repeat vit forget once that command has ended",
+            "the cache may hold the images, and another command uses it", where=in_use[0], fix=fix
         )
-    return _as_dict(again() if found.entries else found) | {"num_deleted_entries": len(found.entries)}
+    for kind in CACHES:  # of deletions that were killed
+        for leftover in user_cache.cache_folder(kind).glob(f"{TEMPORARY}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+    return len(entries)
 
 
 def _as_dict(found: Found) -> dict[str, Any]:
-    return {
-        "traces": [asdict(trace) for trace in found.traces],
-        "unsearched": list(found.unsearched),
-        "num_files": found.num_files,
-        "num_bytes": found.num_bytes,
-    }
+    return asdict(found) | {"traces": [asdict(trace) for trace in found.traces]}
 
 
 def _places(split: Split, which_N: np.ndarray) -> str:
@@ -241,8 +268,9 @@ def _places(split: Split, which_N: np.ndarray) -> str:
 
 def as_text(result: dict[str, Any]) -> str:
     """Return the result of a change as text for a terminal."""
-    changes = [f"{result[f'num_{word}']:,} {word.replace('_', ' ')}" for word in
-               ("added", "removed", "already_there", "not_there") if result[f"num_{word}"]]  # fmt: skip
+    changes = [
+        f"{result[f'num_{what}']:,} {what.replace('_', ' ')}" for what in CHANGES if result[f"num_{what}"]
+    ]
     accuracy, of_classes = result["left_out_top1"], text.count_of(result["num_classes"], "class", "classes")
     rows = [
         ("changed", ", ".join(changes) or "nothing"),
@@ -250,11 +278,10 @@ def as_text(result: dict[str, Any]) -> str:
         ("left out", f"{text.percent(accuracy)} top-1, each image predicted by the others"),
         ("folder", result["out"]),
         ("statistics", result["statistics"]),
-    ]  # fmt: skip
-    if "search" in result:
-        rows += _search_rows(result["search"])
-    elif result["num_removed"]:
-        rows.append(("note", "the cache is not searched for a class: name its images with --check"))
+    ]
+    if deleted := result.get("num_deleted_entries"):
+        rows.append(("cache", f"{text.count_of(deleted, 'set')} of decoded images and features deleted"))
+    rows += _search_rows(result["search"]) if "search" in result else []
     if result["is_still_in"]:
         rows.append(("note", f"{result['is_still_in']} is as it was: it still holds what was removed"))
     return text.pairs([*rows, *text.skipped(result), *text.commands(result["next"])])
@@ -262,22 +289,17 @@ def as_text(result: dict[str, Any]) -> str:
 
 def check_as_text(result: dict[str, Any]) -> str:
     """Return the result of a search as text for a terminal."""
-    rows = [
-        ("images", f"{result['num_images']:,}, of which {result['num_taught']:,} taught to {result['run']}")
-    ]
-    rows += _search_rows(result["search"])
-    return text.pairs(rows)
+    images = f"{result['num_images']:,}, of which {result['num_taught']:,} taught to {result['out']}"
+    return text.pairs([("images", images), *_search_rows(result["search"])])
 
 
 def _search_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     searched = f"{text.count_of(found['num_files'], 'file')}, {text.bytes_text(found['num_bytes'])}"
     rows = [("searched", f"{searched}: the folder and the cache")]
-    if deleted := found.get("num_deleted_entries"):
-        rows.append(("deleted", f"{deleted} cached sets of images or features, which held them"))
     rows += [
         ("trace", f"{trace['kind']} of {trace['image']} in {trace['path']}") for trace in found["traces"]
     ]
     rows += [] if found["traces"] else [("traces", "none")]
     if found["unsearched"]:
-        rows.append(("note", f"pictures cannot be searched: {text.first_few(found['unsearched'])}"))
+        rows.append(("note", f"cannot be searched: {text.first_few(found['unsearched'])}"))
     return rows

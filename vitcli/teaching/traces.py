@@ -7,9 +7,10 @@
     thumbnail   of a page, a contact sheet or a golden file, in base64
     name        of the file, in the folder of the classifier alone
 
-A piece is long enough that no other image has it by chance, and is taken where its bytes differ most, so that
-a white border does not count. All pieces of all images are looked for in one pass over a file: two bytes of
-each choose the places at which eight are compared, and then all.
+A piece is long enough that no other image has it by chance. It is taken from the last quarter, since files of
+one kind begin with the same tables, where its bytes differ most: a white border does not count. All pieces of
+all images are looked for in one pass over a file: two bytes of each choose the places at which eight are
+compared, and then all.
 """
 
 import base64
@@ -22,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from vitcli.cache import user_cache
-from vitcli.cache.user_cache import CacheEntry
 from vitcli.conversion.golden import png_of, shrunk
 from vitcli.data import loader
 from vitcli.data.seen_images import DIGEST_BYTES, digests_of
@@ -53,12 +53,10 @@ class Found:
 
     Attributes:
         traces: each once.
-        entries: of the cache, those that hold one.
-        unsearched: pictures in the folder, which may show an image and cannot be searched.
+        unsearched: what may show an image and cannot be searched: pictures, and images of too few colours.
     """
 
     traces: tuple[Trace, ...]
-    entries: tuple[CacheEntry, ...]
     unsearched: tuple[str, ...]
     num_files: int
     num_bytes: int
@@ -68,11 +66,15 @@ class Pieces:
     """The pieces of some images, and a search for all of them.
 
     Args:
-        pieces: of each kind and image: (image, kind, bytes), of LEAST_PIECE bytes or more.
+        pieces: of each kind and image: (image, kind, bytes).
+
+    Attributes:
+        left_out: image and kind of those that are too short to be told from other bytes.
     """
 
     def __init__(self, pieces: Sequence[tuple[str, str, bytes]]):
         self.pieces = [piece for piece in pieces if len(piece[2]) >= LEAST_PIECE]
+        self.left_out = [f"{kind} of {image}" for image, kind, piece in pieces if len(piece) < LEAST_PIECE]
         # Of each the eight bytes to compare first, from the place whose first two are not zeros.
         self._starts = [_start_of(content) for _, _, content in self.pieces]
         keys = [content[at : at + 8] for at, (*_, content) in zip(self._starts, self.pieces, strict=True)]
@@ -131,12 +133,12 @@ def pieces_of(split: Split, taught: Any) -> Pieces:
         texts = [thumbnail(whole_HWC), thumbnail(given_HWC), thumbnail(given_HWC, side=SIDE)]
         texts += [png_of(shrunk(whole_HWC)), png_of(given_HWC)]
         contents = {
-            "file": [_late(bytes(encoded)), bytes(encoded)[-PIECE:]],
-            "pixels": [_telling(whole_HWC), _telling(given_HWC)],
-            "features": [_late(features_D.tobytes()), _late(quantised(features_D[None]).tobytes())],
+            "file": [_telling(bytes(encoded))],
+            "pixels": [_telling(whole_HWC.tobytes()), _telling(given_HWC.tobytes())],
+            "features": [_telling(features_D.tobytes()), _telling(quantised(features_D[None]).tobytes())],
             "digest": [number, base64.b64encode(number[:DIGEST_BYTES])],
-            "thumbnail": [_late(text.encode()) for text in texts],
-            "name": [os.path.basename(image).encode()],
+            "thumbnail": [_telling(text.encode()) for text in texts],
+            "name": [_name_of(image)],
         }  # fmt: skip
         pieces += [(image, kind, piece) for kind, some in contents.items() for piece in some]
     return Pieces(pieces)
@@ -144,22 +146,16 @@ def pieces_of(split: Split, taught: Any) -> Pieces:
 
 def search(pieces: Pieces, folder: Path) -> Found:
     """Look for pieces of images in a folder and in the user's cache."""
-    traces, entries, unsearched, num_files, num_bytes = set[Trace](), [], [], 0, 0
-    places: list[tuple[Path, CacheEntry | None]] = [(folder, None)]
-    places += [(entry.path, entry) for entry in user_cache.all_entries(CACHES)]
-    for place, entry in places:
-        here: set[Trace] = set()
+    traces, unsearched, num_files, num_bytes = set[Trace](), pieces.left_out.copy(), 0, 0
+    for place in (folder, *map(user_cache.cache_folder, CACHES)):
         for path in _files_below(place):
-            if entry is None and path.suffix.lower() in PICTURES:
+            if place == folder and path.suffix.lower() in PICTURES:
                 unsearched.append(str(path))
                 continue
-            found = pieces.found_in(path, names=entry is None)
-            here |= {Trace(image, kind, str(path)) for image, kind in found}
+            found = pieces.found_in(path, names=place == folder)
+            traces |= {Trace(image, kind, str(path)) for image, kind in found}
             num_files, num_bytes = num_files + 1, num_bytes + path.stat().st_size
-        traces |= here
-        if here and entry:
-            entries.append(entry)
-    return Found(tuple(sorted(traces)), tuple(entries), tuple(sorted(unsearched)), num_files, num_bytes)
+    return Found(tuple(sorted(traces)), tuple(sorted(unsearched)), num_files, num_bytes)
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
@@ -170,21 +166,18 @@ def _files_below(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def _late(content: bytes) -> bytes:
-    """Return a piece from the last tenth: files of one kind begin with the same tables."""
-    first = max(0, min(len(content) * 9 // 10, len(content) - PIECE))
-    return content[first : first + PIECE]
+def _name_of(image: str) -> bytes:
+    """Return the name of a file, with that of its folder where it is short."""
+    path = Path(image)
+    return (path.name if len(path.name) >= LEAST_PIECE else "/".join(path.parts[-2:])).encode()
 
 
-def _telling(image_HWC: np.ndarray) -> bytes:
-    """Return a piece of a row of pixels, of 64 of them that with the most different bytes."""
-    content = image_HWC.tobytes()
-    row_bytes = image_HWC.shape[1] * image_HWC.shape[2]
-    piece = min(PIECE, row_bytes)
-    starts = [int(start) for start in np.linspace(0, len(content) - piece, 64)]
-    starts = [start // row_bytes * row_bytes + min(start % row_bytes, row_bytes - piece) for start in starts]
-    best = max(starts, key=lambda start: len({*content[start : start + piece]}))
-    return content[best : best + piece] if len({*content[best : best + piece]}) >= LEAST_PIECE else b""
+def _telling(content: bytes) -> bytes:
+    """Return the piece of the last quarter with the most different bytes; b"" where all have too few."""
+    starts = np.linspace(len(content) * 3 // 4, max(0, len(content) - PIECE), 64).astype(int)
+    pieces = [content[start : start + PIECE] for start in sorted({*starts.tolist()})]
+    best = max(pieces, key=lambda piece: len({*piece}), default=b"")
+    return best if len({*best}) >= LEAST_PIECE else b""
 
 
 def _start_of(content: bytes) -> int:
