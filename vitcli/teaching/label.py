@@ -94,7 +94,7 @@ def opened(folder: Path) -> Iterator[LabelledFolder]:
         raise DataError(is_there + nearest_path(str(folder)), where="FOLDER", fix="name a folder of images")
     found = find_images([str(folder)], where="FOLDER")
     files = [found.where_is(row) for row in range(len(found))]
-    names = [Path(os.path.relpath(file, folder)).as_posix() for file in files]
+    names = [file.removeprefix(os.path.join(folder, "")).replace(os.sep, "/") for file in files]
     check_can_write_in(folder, option="FOLDER")
     try:
         lock = lock_file(folder / LOCK)
@@ -106,11 +106,8 @@ def opened(folder: Path) -> Iterator[LabelledFolder]:
             labels = LabelsFile(folder / LABELS)
             _check(labels, folder, names)
             # Features are found again by names, sizes and times of the files.
-            states = [
-                (name, os.stat(file).st_size, os.stat(file).st_mtime_ns)
-                for name, file in zip(names, files, strict=True)
-            ]
-            identity = blake2b(repr(states).encode(), digest_size=16).hexdigest()
+            states = [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, files)]
+            identity = blake2b(repr((names, states)).encode(), digest_size=16).hexdigest()
             left_out = LeftOut(tuple(pair for pair in found.left_out.files if pair[1] != LABELS))
             images = replace(as_split(files, left_out), identity=identity)
             yield LabelledFolder(folder, names, images, labels, LabelsFile(folder / NONE_OF_THESE))
@@ -185,10 +182,9 @@ def label(
         for line in place.images.left_out.lines():
             progress.note(line)
         store = extract(extractor, place.images, all_N, open_cached, with_logits=False).store
-        is_there_N = store.has(all_N)
-        if not is_there_N.any():
+        rows_N = np.flatnonzero(store.has(all_N))
+        if not len(rows_N):
             raise nothing_decoded(place.images)
-        rows_N = np.flatnonzero(is_there_N)
         features_ND = store.read(rows_N)["features"]
         store.close()
         groups_N = near_copies(place.images, progress, run.workers)[rows_N]
@@ -205,7 +201,7 @@ def label(
             label_server.serve(session, place.images.rows(rows_N), port=port, ready=ready)
         except KeyboardInterrupt:
             session.state()  # after a click that is being written
-        return place.result(recipe.model.ckpt, [place.names[row] for row in np.flatnonzero(~is_there_N)])
+        return place.result(recipe.model.ckpt, sorted({*place.names} - {*session.names}))
 
 
 def labels_of_folders(place: LabelledFolder) -> dict[str, str]:
@@ -219,18 +215,16 @@ def labels_of_folders(place: LabelledFolder) -> dict[str, str]:
 
 def near_copies(images: Split, progress: Progress, num_threads: int | None) -> np.ndarray:
     """Return the group of near copies of each image, (N,) int64; their hashes are cached."""
-    all_N = np.arange(len(images))
     store = open_cached({"hashes": 1, "data": images.fingerprint, "num_examples": len(images)}, len(images))
-    missing_N = all_N[~store.has(all_N)]
-    if len(missing_N):
+    is_there_N = store.has(np.arange(len(images)))
+    if len(missing_N := np.flatnonzero(~is_there_N)):
         progress.begin("near copies", len(missing_N))
         hashes = hash_images(images.rows(missing_N), num_threads=num_threads, progress=progress.update)
-        looks_N1 = hashes.looks_N.view(np.int64)[:, None]
-        store.append(
-            missing_N[hashes.rows_N], looks_N1, np.zeros((len(looks_N1), 1), np.float32), num_logits=0
-        )
         progress.end()
-    rows_N = all_N[store.has(all_N)]
+        missing_N, looks_N1 = missing_N[hashes.rows_N], hashes.looks_N.view(np.int64)[:, None]
+        store.append(missing_N, looks_N1, np.zeros((len(missing_N), 1), np.float32), num_logits=0)
+        is_there_N[missing_N] = True
+    rows_N = np.flatnonzero(is_there_N)
     looks_N = store.read(rows_N)["labels"][:, 0].view(np.uint64)
     store.close()
     hashes = ImageHashes(rows_N, looks_N, looks_N, looks_N, np.zeros((len(rows_N), 2), np.int64), ())
