@@ -181,8 +181,9 @@ def label(
         progress, all_N = extractor.network.settings.progress, np.arange(len(place.names))
         for line in place.images.left_out.lines():
             progress.note(line)
-        store = extract(extractor, place.images, all_N, open_cached, with_logits=False).store
-        rows_N = np.flatnonzero(store.has(all_N))
+        computed = extract(extractor, place.images, all_N, open_cached, with_logits=False)
+        store = computed.store
+        rows_N = all_N[store.has(all_N)] if computed.skipped else all_N
         if not len(rows_N):
             raise nothing_decoded(place.images)
         features_ND = store.read(rows_N)["features"]

@@ -39,11 +39,10 @@ function percent(value) {
 
 function questionOf(shown) {
   const [first, second] = shown.guess;
-  if (shown.label) return [`Labelled ${shown.label}; the others say `, first.class, ""];
-  if (!first) return ["What is this? Type the name of its class.", "", ""];
-  if (state.num_labels < 2 || !second) return ["Perhaps ", first.class, ""];
+  if (shown.label) return [`Labelled ${shown.label}; the others say `, first.class];
+  if (!second) return [state.classes.length ? "Which class is this?" : "What is this? Type the name of its class.", ""];
   const lead = first.probability - second.probability;
-  return lead < 0.2 ? ["Unsure: perhaps ", first.class, ""] : [lead < 0.6 ? "Probably " : "", first.class, ""];
+  return lead < 0.2 ? ["Unsure: perhaps ", first.class] : [lead < 0.6 ? "Probably " : "", first.class];
 }
 
 function show(next) {
@@ -80,6 +79,7 @@ async function lookAhead(number) {
 }
 
 function showImage(shown) {
+  if (shown.guess.length < 2) shown.guess = []; // the only class so far is no guess
   const image = imageOf(shown.row);
   image.alt = shown.name;
   image.onerror = () => say(`${shown.name} can no longer be read: skip it.`);
@@ -88,8 +88,8 @@ function showImage(shown) {
   const copies = shown.num_copies;
   $("num-copies").textContent = copies ? `and ${copies} near ${copies === 1 ? "copy" : "copies"}, labelled with it` : "";
   $("copies").replaceChildren(...shown.copies.map((row) => element("li", "", smallImage(row))));
-  const [before, name, after] = questionOf(shown);
-  $("question").replaceChildren(before, element("b", "", element("bdi", name)), after);
+  const [before, name] = questionOf(shown);
+  $("question").replaceChildren(before, element("b", "", element("bdi", name)));
   $("guess").replaceChildren(...shown.guess.map((guess) => {
     const bar = document.createElement("progress");
     bar.max = 1;
