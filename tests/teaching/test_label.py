@@ -137,7 +137,7 @@ def test_near_copies_and_features_are_kept_for_the_next_start(folder, on_page, m
 
 
 def test_labels_go_to_label_studio_and_to_class_folders_and_come_back(folder, tmp_path):
-    (folder / "a b, c.png").write_bytes((folder / "red/00.png").read_bytes())
+    Image.new("RGB", (9, 9), "blue").save(folder / "a b, c.png")
     given = {"a b, c.png": "x, y & <z>", "red/00.png": "red", "green/00.png": "grün", "green/01.png": "grün"}
     LabelsFile(folder / LABELS).set(given)
     for name in ("project.json", "sorted"):
@@ -159,9 +159,10 @@ def test_labels_go_to_label_studio_and_to_class_folders_and_come_back(folder, tm
     (folder / LABELS).unlink()
     outcome = run("label", folder, "--import", folder, "-q")
     assert len(labels(folder)) == 25 and {*labels(folder).values()} == {"red", "green"}
-    # What is there stays; what fits two images or none is counted.
+    # Copies are known by their bytes, whatever they are called; what is there stays.
+    (tmp_path / "sorted/red/00.png").rename(tmp_path / "sorted/red/01.png")
     outcome = run("label", folder, "--import", tmp_path / "sorted", "--json", "-q")
-    assert [outcome.json[key] for key in ("num_imported", "num_kept", "num_unmatched")] == [2, 0, 2]
+    assert [outcome.json[key] for key in ("num_imported", "num_kept", "num_unmatched")] == [4, 2, 0]
     outcome = run("label", folder, "--import", tmp_path / "project.json", "--json", "-q")
     assert outcome.json["num_kept"] == 3 and labels(folder)["green/00.png"] == "green"
 
@@ -190,19 +191,18 @@ def test_what_label_studio_writes_itself_is_understood(folder):
         task("five.png", "cat", "dog"),
         task("/data/upload/1/0a1b2c3d-00.png", "cat"),  # red or green?
         task("https://host/data/green/00.png", "dog"),
+        task("/data/local-files/?d=photos/red/two%20words.png", "bird"),  # beside two words.png
         task("elsewhere.png", "cat"),
         task("red/01.png"),
     ]
+    shutil.copy(folder / "red/09.png", folder / "red/two words.png")
     (folder / "tasks.json").write_text(json.dumps(tasks))
 
     outcome = run("label", folder, "--import", folder / "tasks.json", "--json", "-q")
     assert labels(folder) == {
-        "one.png": "cat",
-        "two words.png": "dog",
-        "three.png": "cat",
-        "green/00.png": "dog",
-    }
-    assert outcome.json["num_unmatched"] == 2
+        "one.png": "cat", "three.png": "cat", "green/00.png": "dog", "red/two words.png": "bird",
+    }  # fmt: skip
+    assert [outcome.json[key] for key in ("num_unmatched", "num_several")] == [3, 1]
 
 
 REFUSED = {
@@ -238,6 +238,10 @@ REFUSED = {
     "a port": (lambda folder: None, ["--port", "70000"], 2, "--port"),
     "no such weights": (lambda folder: None, ["--ckpt", "none.npz"], 4, "none.npz"),
     "both": (lambda folder: None, ["--import", "x", "--review"], 2, "leave --review out"),
+    "all": (lambda folder: None, ["--import", "x", "--export", "y"], 2, "leave --export out"),
+    "splits": (
+        lambda folder: (folder / "red").rename(folder / "val"), ["--import", "FOLDER"], 3, "is a split",
+    ),
     "nothing to import": (lambda folder: None, ["--import", "none.json"], 3, "not an export of Label Studio"),
     "a split": (
         lambda folder: (folder / "red").rename(folder / "test"), ["--review"], 3, "is a split",

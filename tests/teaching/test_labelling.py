@@ -170,6 +170,46 @@ def test_a_label_that_cannot_be_written_leaves_the_image_where_it_is(tmp_path, m
     assert click(labelling, label="cat")["num_labels"] == 2
 
 
+def test_a_label_stays_on_disk_until_what_replaces_it_is_there(tmp_path, monkeypatch):
+    wrong(tmp_path)
+    labelling = session(tmp_path, is_review=True)
+    write = LabelsFile.set
+
+    def fails(file: LabelsFile, changes: dict) -> None:
+        if file.path.name == ".vit-none.csv":
+            raise MachineError("full", where="", fix="")
+        write(file, changes)
+
+    monkeypatch.setattr(LabelsFile, "set", fails)
+    with pytest.raises(MachineError):
+        click(labelling, none=True)
+    assert labels(tmp_path)["7.png"] == "even" == labelling.state()["shown"]["label"]
+
+
+def test_a_near_copy_that_came_later_is_shown(tmp_path):
+    LabelsFile(tmp_path / "labels.csv").set({"2.png": "even"})
+    labelling = session(tmp_path, copies=[[2, 4, 6]])
+    while (shown := labelling.state()["shown"])["row"] not in (4, 6):
+        click(labelling, label=truth(shown))
+
+    assert shown["num_copies"] == 1
+    click(labelling, label="even")
+    assert {"4.png", "6.png"} < {*labels(tmp_path)}
+
+
+def test_a_slip_of_this_session_comes_back_as_a_contradiction(tmp_path):
+    labelling, slip = session(tmp_path), None
+    for number in range(NUM_IMAGES + 5):
+        shown = labelling.state()["shown"]
+        if number == 15:
+            slip = shown["row"]
+        elif shown["row"] == slip:
+            break
+        click(labelling, label=truth({"row": shown["row"] + (number == 15)}))
+
+    assert shown["row"] == slip and shown["label"] != truth(shown) == shown["guess"][0]["class"]
+
+
 def wrong(folder: Path) -> None:
     """Write labels of all images, that of image 7 wrong."""
     LabelsFile(folder / "labels.csv").set(

@@ -9,6 +9,7 @@ from vitcli.data import dataset
 from vitcli.data.columns import PATHS
 from vitcli.errors import DataError, MachineError, VitError
 from vitcli.output import atomic
+from vitcli.teaching.label import LABELS
 from vitcli.teaching.labels_file import LabelsFile, class_named
 
 HOSTILE = ("a, b.png", 'say "cheese".png', "two\nlines.png", "=1+1.png", "<script>alert(1)</script>.png",
@@ -93,6 +94,17 @@ def test_a_failing_disk_leaves_no_half_of_a_line(file, monkeypatch):
         file.set({"b.png": "dog"})
 
     assert file.path.read_bytes() == before and file.labels == {"a.png": "cat"}
+    monkeypatch.undo()
+    file.set({"b.png": "dog"})  # when there is room again
+    assert reread(file) == {"a.png": "cat", "b.png": "dog"}
+
+
+def test_an_absolute_path_is_the_same_image(tmp_path):
+    (tmp_path / LABELS).write_text(f"file,label\n{tmp_path}/sub/a.png,cat\n")
+    file = LabelsFile(tmp_path / LABELS)
+    file.set({"sub/a.png": "dog"})
+
+    assert file.labels == {"sub/a.png": "dog"} == reread(file)
 
 
 def test_other_columns_their_order_and_a_last_line_without_an_end_are_kept(tmp_path):
@@ -115,6 +127,7 @@ def test_other_columns_their_order_and_a_last_line_without_an_end_are_kept(tmp_p
         ("file,label\na.png,caf\xe9\n".encode("latin-1"), DataError, "save it again as CSV in UTF-8"),
         (b"file;label\na.png;cat\n", DataError, "columns file,label"),
         (b"file,label,split\na.png,cat,test\n", DataError, "one split"),
+        (b"file,label,fold\na.png,cat,test\n", DataError, "one split"),
         (b"file,label\na.png,cat\n./a.png,dog\n", DataError, "twice"),
         (b"file,label\na.png\n", DataError, "has 1 values, not 2"),
         (b'file,label\n"a.png,cat\nb.png,dog\n', DataError, "cannot be read"),

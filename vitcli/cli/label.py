@@ -55,8 +55,10 @@ def label(
     """
     # A click is many small sums, for which a second thread of NumPy's costs more than it brings.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if (import_ or export) and review:
-        raise typer.BadParameter("--import and --export serve no page: leave --review out")
+    others = {"--review": review, "--classes": classes, "--ckpt": ckpt, "--port": port, "--export": export}
+    given = [name for name, value in others.items() if value and (import_ or (export and name != "--export"))]
+    if given:
+        raise typer.BadParameter(f"--import and --export go alone: leave {' and '.join(given)} out")
     recipe = RecipeOptions(skip_bad=True).load(ckpt or "demo", inference)
     launch(None, inference.device)
     from vitcli.teaching import label as labels

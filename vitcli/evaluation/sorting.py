@@ -122,7 +122,7 @@ def copy_into(
             raise MachineError(
                 f"{source} cannot be copied: {error.strerror or error}",
                 where=f"{option} {folder}",
-                fix="free disk space or correct the permissions; the same command goes on with what is left",
+                fix="free disk space or correct the permissions; what is copied is whole",
             ) from error
         counts[name] = counts.get(name, 0) + 1
     return counts

@@ -22,7 +22,6 @@ from vitcli.data.parts.image_hashes import ImageHashes, hash_images
 from vitcli.data.sources.folders import LeftOut
 from vitcli.data.sources.label_files import find_label_files
 from vitcli.data.sources.label_values import kind_of_values
-from vitcli.data.sources.tables import SPLIT_WORDS
 from vitcli.data.split import Split
 from vitcli.errors import DataError, MachineError, nearest_path
 from vitcli.evaluation.inference import nothing_decoded
@@ -71,7 +70,7 @@ class LabelledFolder:
         return {
             "command": "label",
             "folder": str(self.path),
-            "labels": str(self.labels.path),
+            "labels": str(self.labels.path) if self.labels.path.exists() else None,
             "num_images": len(self.names),
             "num_labels": len(labels),
             "num_none": len(self.none.labels),
@@ -143,7 +142,7 @@ def exchange(folder: Path, source: Path | None, target: Path | None) -> dict[str
     with opened(folder) as place:
         counts: dict[str, Any] = {}
         if source:
-            read, counts = label_exchange.read_labels(source, place.names)
+            read, counts = label_exchange.read_labels(source, folder, place.names, place.images)
             known = place.labels.labels
             place.labels.set({name: label for name, label in read.items() if name not in known})
             num_kept = sum(known.get(name, label) != label for name, label in read.items())
@@ -176,7 +175,11 @@ def label(
         names_of_classes.append(class_named(name, names_of_classes))
     with opened(folder) as place:
         if is_review and not place.labels.labels:
-            place.labels.assume(labels_of_folders(place))
+            of_folders = {name: label_exchange.class_folder_of(name, folder) for name in place.names}
+            none = place.none.labels
+            place.labels.assume(
+                {name: label for name, label in of_folders.items() if label and name not in none}
+            )
         extractor = open_extractor(read_checkpoint(recipe, quiet=run.quiet), recipe, run)
         progress, all_N = extractor.network.settings.progress, np.arange(len(place.names))
         for line in place.images.left_out.lines():
@@ -205,15 +208,6 @@ def label(
         return place.result(recipe.model.ckpt, sorted({*place.names} - {*session.names}))
 
 
-def labels_of_folders(place: LabelledFolder) -> dict[str, str]:
-    """Return the name of the class folder of each image as its label."""
-    labels = {name: name.partition("/")[0] for name in place.names if "/" in name}
-    if split := next((word for word in labels.values() if word.lower() in SPLIT_WORDS), None):
-        fix = f"review one split: vit label {place.path / split} --review"
-        raise DataError(f"{split}/ is a split, not a class", where=str(place.path), fix=fix)
-    return labels
-
-
 def near_copies(images: Split, progress: Progress, num_threads: int | None) -> np.ndarray:
     """Return the group of near copies of each image, (N,) int64; their hashes are cached."""
     store = open_cached({"hashes": 1, "data": images.fingerprint, "num_examples": len(images)}, len(images))
@@ -235,13 +229,16 @@ def near_copies(images: Split, progress: Progress, num_threads: int | None) -> n
 def as_text(result: dict[str, Any]) -> str:
     """Return the result as text for a terminal."""
     images = count_of(result["num_images"], "image")
-    rows = [("labels", f"{result['num_labels']:,} of {images}, in {result['labels']}")]
+    rows = [
+        ("labels", f"{result['num_labels']:,} of {images}, in {result['labels'] or 'the names of folders'}")
+    ]
     rows += [("classes", first_few([f"{name} {count:,}" for name, count in result["classes"].items()], 8))]
     rows += [("none", f"{count_of(result['num_none'], 'image')} of none of these classes")]
     if "num_imported" in result:
         words = {
             "num_kept": "kept as they were",
             "num_unmatched": "of no image here",
+            "num_several": "of several choices",
             "num_contradictions": "given twice",
         }
         more = [f"{result[key]:,} {word}" for key, word in words.items() if result[key]]

@@ -3,24 +3,30 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from vitcli.data.image_files import as_split
+from vitcli.data.seen_images import digests_of
 from vitcli.data.sources.folders import is_image, list_files
+from vitcli.data.sources.tables import SPLIT_WORDS
+from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError, reason_of
 from vitcli.evaluation.sorting import check_target, copy_into
 from vitcli.output.atomic import check_can_write_in, load_json, write_text
-from vitcli.teaching.labels_file import problem_of
+from vitcli.teaching.labels_file import class_named
 
 JSON = ".json"
 LOCAL = "/data/local-files/?d="  # how Label Studio names files of its machine
 UPLOADED = re.compile(r"[0-9a-f]{8}-")  # before the name of a file that was uploaded to it
 
 
-def read_labels(source: Path, names: Sequence[str]) -> tuple[dict[str, str], dict[str, int]]:
-    """Return the label of each image that a source has one for, and how many labels find no image.
+def read_labels(
+    source: Path, folder: Path, names: Sequence[str], images: Split
+) -> tuple[dict[str, str], dict[str, int]]:
+    """Return the label of each image that a source has one for, and counts of what it has besides.
 
     Args:
         source: a .json file of Label Studio, or a folder of class folders.
@@ -29,31 +35,86 @@ def read_labels(source: Path, names: Sequence[str]) -> tuple[dict[str, str], dic
     Raises:
         DataError: it is neither, or a name of a class cannot be one.
     """
-    pairs = [*(_of_folders(source) if source.is_dir() else _of_label_studio(source))]
+    pairs = _of_folders(source, folder, names, images) if source.is_dir() else _of_label_studio(source, names)
+    labels, classes = dict[str, str](), list[str]()
+    counts = {"num_unmatched": 0, "num_several": 0, "num_contradictions": 0}
+    for same, choices in pairs:
+        if len(choices) > 1:
+            counts["num_several"] += 1
+            continue
+        try:
+            label = class_named(choices[0], classes)
+        except VitError as error:
+            raise DataError(
+                f"{choices[0][:60]!r}: {error.message}", where=f"--import {source}", fix="rename it"
+            ) from error
+        classes += [] if label in classes else [label]
+        counts["num_unmatched"] += not same
+        counts["num_contradictions"] += sum(labels.setdefault(name, label) != label for name in same)
+    return labels, counts
+
+
+def class_folder_of(name: str, folder: Path) -> str:
+    """Return the class of an image by its path below a folder; "" for none.
+
+    Raises:
+        DataError: the folder is one of splits.
+    """
+    label, slash, _ = name.partition("/")
+    if slash and label.lower() in SPLIT_WORDS:
+        raise DataError(f"{label}/ is a split, not a class", where=str(folder), fix=f"name {folder / label}")
+    return label if slash else ""
+
+
+def _of_folders(
+    source: Path, folder: Path, names: Sequence[str], images: Split
+) -> Iterator[tuple[Sequence[str], list[str]]]:
+    """Yield the images here that an image of a class folder is a copy of, byte by byte, and its class."""
+    if source.resolve() == folder.resolve():
+        yield from (([name], [label]) for name in names if (label := class_folder_of(name, folder)))
+        return
+    files = list_files(source, source).images
+    here: dict[int, list[str]] = {}
+    for name, digest in zip(names, digests_of(images).tolist(), strict=True):
+        here.setdefault(digest, []).append(name)
+    for file, digest in zip(files, digests_of(as_split(files)).tolist(), strict=True):
+        if label := class_folder_of(Path(file).relative_to(source).as_posix(), source):
+            yield here.get(digest, []), [label]
+
+
+def _of_label_studio(source: Path, names: Sequence[str]) -> Iterator[tuple[Sequence[str], list[str]]]:
+    """Yield the image here that a task is about, by its path or its name, and its choices."""
     by_base: dict[str, set[str]] = {}
     for name in names:
         for base in {os.path.basename(name), _uploaded_name(name)}:
             by_base.setdefault(base, set()).add(name)
-    known, labels, counts = {*names}, dict[str, str](), {"num_unmatched": 0, "num_contradictions": 0}
-    for address, label in pairs:
-        if problem := problem_of(label):
-            raise DataError(
-                f"{label[:60]!r} cannot be a class: {problem}", where=f"--import {source}", fix="rename it"
-            )
-        name = address if address in known else _match(_path_in(address), by_base)
-        if name is None:
-            counts["num_unmatched"] += 1
-        elif labels.setdefault(name, label) != label:
-            counts["num_contradictions"] += 1
-    return labels, counts
+    try:
+        for task in load_json(source):
+            choices = {
+                str(choice)
+                for annotation in task["annotations"]
+                if not annotation.get("was_cancelled")
+                for result in annotation["result"]
+                if result["type"] == "choices"
+                for choice in result["value"]["choices"]
+            }
+            paths = [path for one in task["data"].values() if is_image(path := _path_in(str(one)))]
+            if choices and paths:
+                yield _match(paths[0], {*names}, by_base), sorted(choices)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"{source} is not an export of Label Studio: {type(error).__name__} {reason_of(error)[:80]}"
+        fix = "export as JSON (not JSON-MIN) a project of <Image> and <Choices>"
+        raise DataError(what, where="--import", fix=fix) from error
 
 
-def _match(path: str, by_base: Mapping[str, set[str]]) -> str | None:
-    """Return the image that a path elsewhere stands for; None for none, or one of several."""
-    base = os.path.basename(path)
-    names = by_base.get(base) or by_base.get(UPLOADED.sub("", base, count=1)) or set()
-    same = [name for name in names if f"/{path}".endswith(f"/{name}")] or names
-    return next(iter(same)) if len(same) == 1 else None
+def _match(path: str, names: Set[str], by_base: Mapping[str, Set[str]]) -> Sequence[str]:
+    """Return the image that a path elsewhere stands for: the longest end of it, else its only bare name."""
+    parts = path.strip("/").split("/")
+    ends = ("/".join(parts[at:]) for at in range(len(parts) - 1))
+    if whole := next((end for end in ends if end in names), None):
+        return [whole]
+    same = by_base.get(parts[-1]) or by_base.get(UPLOADED.sub("", parts[-1], count=1)) or ()
+    return [*same] if len(same) == 1 else []
 
 
 def _uploaded_name(name: str) -> str:
@@ -63,37 +124,6 @@ def _uploaded_name(name: str) -> str:
 def _path_in(address: str) -> str:
     parts = urlsplit(address)
     return parse_qs(parts.query).get("d", [unquote(parts.path)])[0]
-
-
-def _of_folders(source: Path) -> Iterator[tuple[str, str]]:
-    for file in list_files(source, source).images:
-        path = Path(file).relative_to(source)
-        if len(path.parts) > 1:
-            yield path.as_posix(), path.parts[0]
-
-
-def _of_label_studio(source: Path) -> Iterator[tuple[str, str]]:
-    """Yield the address and the choice of each task that has one."""
-    try:
-        tasks = load_json(source)
-        for task in tasks:
-            choices = {
-                choice
-                for annotation in task["annotations"]
-                if not annotation.get("was_cancelled")
-                for result in annotation["result"]
-                if result["type"] == "choices"
-                for choice in result["value"]["choices"]
-            }
-            addresses = [
-                one for one in task["data"].values() if isinstance(one, str) and is_image(_path_in(one))
-            ]
-            if len(choices) == 1 and addresses:
-                yield addresses[0], str(*choices)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"{source} is not an export of Label Studio: {type(error).__name__} {reason_of(error)[:80]}"
-        fix = "export as JSON (not JSON-MIN) a project of <Image> and <Choices>"
-        raise DataError(what, where="--import", fix=fix) from error
 
 
 def write_labels(target: Path, folder: Path, labels: Mapping[str, str]) -> None:

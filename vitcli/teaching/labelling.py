@@ -44,6 +44,10 @@ class Labelling:
         is_review: bool = False,
     ):
         self.names, self.classes, self.is_review = names, [*classes], is_review
+        # An image that came after its near copy was labelled is not of its group, or nobody would be asked.
+        of_name = dict.fromkeys(none.labels, NONE) | labels.labels
+        is_new_N = np.array([name not in of_name for name in names])
+        groups_N = np.unique(np.stack([groups_N, is_new_N]), axis=1, return_inverse=True)[1].ravel()
         self._labels, self._none, self._groups_N = labels, none, groups_N
         self._chooser, self._outlook = Chooser(features_ND, groups_N), Outlook(features_ND, groups_N)
         self._members: dict[int, list[int]] = {}
@@ -56,7 +60,6 @@ class Labelling:
         self._undo: list[tuple[int, dict[int, str | None]]] = []
         self._number = self._num_chosen = 0
         self._mutex, self._outlook_mutex = threading.Lock(), threading.Lock()
-        of_name = dict.fromkeys(none.labels, NONE) | labels.labels
         self._note({row: of_name[name] for row, name in enumerate(names) if name in of_name})
         self._shown, self._upcoming = self._choose(()), None
 
@@ -112,9 +115,10 @@ class Labelling:
             changes = dict.fromkeys(self._alike(row), class_named(str(click.get("label", "")), self.classes))
         elif row not in self._status:
             self._skipped[row] = None
-        earlier = {other: self._status.get(other) for other in changes}
+        earlier, was_labelled = {other: self._status.get(other) for other in changes}, row in self._status
         self._put(changes)
-        self._confirmed.add(row)
+        if was_labelled:
+            self._confirmed.add(row)
         self._undo.append((row, earlier))
         self._shown = self._choose(()) if self._upcoming is None else self._upcoming
         self._upcoming = None
@@ -129,11 +133,12 @@ class Labelling:
             self._upcoming, self._shown = self._shown, row
 
     def _put(self, changes: Mapping[int, str | None]) -> None:
-        """Write what changes to the disk, then remember it."""
+        """Write what changes to the disk, what is added before what is taken away; then remember it."""
         of_class = {self.names[row]: status or None for row, status in changes.items()}
         of_none = {self.names[row]: IN_FILE if status == NONE else None for row, status in changes.items()}
-        self._labels.set(of_class)
-        self._none.set(of_none)
+        writes = [(self._labels, of_class), (self._none, of_none)]
+        for file, content in reversed(writes) if NONE in changes.values() else writes:
+            file.set(content)
         self._note({row: status for row, status in changes.items() if status != self._status.get(row)})
 
     def _note(self, changes: Mapping[int, str | None]) -> None:

@@ -18,6 +18,7 @@ from vitcli.data.sources.label_files import (
     FILE_COLUMNS,
     LABEL_COLUMNS,
     MOST_BYTES,
+    PERHAPS_SPLIT_COLUMNS,
     SPLIT_COLUMNS,
 )
 from vitcli.errors import DataError, MachineError, VitError, reason_of
@@ -106,6 +107,7 @@ class LabelsFile:
                     file.truncate(num_bytes)
                     raise
         except OSError as error:
+            self._stamp = self._stamp_now()  # it is as it was, but for its time
             fix = "make room or correct the permissions; labels so far are kept"
             what = f"{self.path.name} was not written: {error.strerror or error}"
             raise MachineError(what, where=str(self.path), fix=fix) from error
@@ -132,24 +134,35 @@ class LabelsFile:
         self._header, *rows = records
         self._at = self._places([cell.strip().lower() for cell in self._header])
         for number, cells in enumerate(rows, 2):
-            name = os.path.normpath(cells[self._at[0]].strip()) if len(cells) == len(self._header) else ""
+            name = self._relative(cells[self._at[0]].strip()) if len(cells) == len(self._header) else ""
             if not name or name in self._rows:
                 what = f"names {name} twice" if name else f"has {len(cells)} values, not {len(self._header)}"
                 where, fix = f"{self.path}, row {number}", "correct that row"
                 raise DataError(f"a row of {self.path.name} {what}", where=where, fix=fix)
             self._rows[name] = cells
 
+    def _relative(self, name: str) -> str:
+        """Return one spelling of a path; an absolute one starts from the folder of the file, too."""
+        return (
+            os.path.relpath(name, self.path.absolute().parent)
+            if os.path.isabs(name)
+            else os.path.normpath(name)
+        )
+
     def _places(self, header: Sequence[str]) -> tuple[int, int]:
         """Return the places of the columns of files and labels."""
         files = [header.index(name) for name in FILE_COLUMNS if name in header]
         labels = [header.index(name) for name in LABEL_COLUMNS if name in header]
-        splits = {*SPLIT_COLUMNS} & {*header}
+        splits = {*SPLIT_COLUMNS, *PERHAPS_SPLIT_COLUMNS} & {*header}
         if files and len(labels) == 1 and not splits and len({*header}) == len(header):
             return files[0], labels[0]
-        what = (
-            f"has a column {min(splits)}, and a new label is of no split" if splits else "has other columns"
-        )
-        fix = "label the folder of one split" if splits else f"write {COLUMNS_HELP}"
+        what = "has no columns of files and labels between commas, to which vit label adds rows"
+        fix = f"write {COLUMNS_HELP}; vit finetune reads other tables"
+        if splits:
+            what, fix = (
+                f"has a column {min(splits)}, and a new label is of no split",
+                "label the folder of one split",
+            )
         where = f"{self.path}, its columns: {first_few(self._header, 8)}"
         raise DataError(f"{self.path.name} {what}", where=where, fix=fix)
 
