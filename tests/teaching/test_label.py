@@ -259,7 +259,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_labelled_is_refused_in_three_lines_and_nothing_changes(case, folder):
+def test_what_cannot_be_labelled_is_refused_in_three_lines_and_nothing_changes(case, folder, in_ten_seconds):
     prepare, words, code, text = REFUSED[case]
     prepare(folder)
     before = (
