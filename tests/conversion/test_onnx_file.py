@@ -356,7 +356,7 @@ def check_is_refused(sabotaged, folder, monkeypatch, *, num_images, points, ckpt
 
 
 def test_images_of_a_golden_file_are_256_pixels_wide_or_high_at_most():
-    shapes = [golden._shrunk(np.zeros((height, width, 3), np.uint8)).shape for height, width in
+    shapes = [golden.shrunk(np.zeros((height, width, 3), np.uint8)).shape for height, width in
               ((300, 600), (600, 300), (256, 200), (10, 20))]  # fmt: skip
 
     assert shapes == [(128, 256, 3), (256, 128, 3), (256, 200, 3), (10, 20, 3)]

@@ -27,7 +27,7 @@ from vitcli.inspection.attention import (
     record_attention,
 )
 from vitcli.inspection.why import overlay, put_head
-from vitcli.models.build import TransformerOptions, architecture, build
+from vitcli.models.build import TransformerOptions, architecture, build, put_last_layer
 from vitcli.models.features import outputs
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
@@ -341,11 +341,11 @@ def test_a_network_is_built_once_and_each_image_is_decoded_once(home, images, mo
 
 
 def test_a_last_layer_that_reads_something_else_is_not_replaced():
-    solution = SimpleNamespace(mean_D=np.zeros(8))
+    layer = torch.zeros(3, 8), torch.zeros(3)
     for model in (
         nn.Sequential(),
         SimpleNamespace(head=nn.Linear(7, 3)),
         SimpleNamespace(head=nn.Conv2d(8, 3, 1)),
     ):
         with pytest.raises(VitError, match="cannot be replaced"):
-            put_head(model, solution, name="x")
+            put_last_layer(model, *layer, name="x", option="--why")
