@@ -92,11 +92,6 @@ class Chooser:
         self._directions_ND = (self._features_ND - mean_D) / np.where(std_D > 0, std_D, 1)
         self._directions_ND /= np.maximum(np.linalg.norm(self._directions_ND, axis=1, keepdims=True), 1e-6)
 
-    @property
-    def labels_N(self) -> np.ndarray:
-        """Return the label of each row, -1 where it has none."""
-        return self._labels_N.copy()
-
     def set_labels(self, rows: Iterable[int], label: int | None) -> None:
         """Give these rows a label, in the place of an earlier one; None takes it back."""
         self._labels_N[list(rows)] = -1 if label is None else label
