@@ -56,7 +56,7 @@ OF_TEACHING = {
             "is_new_N[row] = digest not in known",
             "is_new_N[row] = True",
         ),
-        "the folder is claimed after it was read": ("            claim(Path(ckpt), held)\n", ""),
+        "the folder is claimed after it was read": ("            claim(start, held)\n", ""),
         "traces that are left are no failure": ("    if traces:\n", "    if False:\n"),
     },
     ("vitcli/teaching/traces.py", "tests/teaching/test_teach.py"): {

@@ -22,6 +22,7 @@ from vitcli.features.statistics import STEP, ClosedFormStatistics
 from vitcli.output import atomic
 from vitcli.output.html import thumbnail
 from vitcli.output.run_folder import CLOSED_FORM, WEIGHTS
+from vitcli.teaching import taught as taught_folders
 from vitcli.teaching import traces
 from vitcli.teaching.taught import claim, open_taught
 from vitcli.weights.io import read_description, write_weights_file
@@ -178,9 +179,10 @@ def test_a_training_run_is_a_start_with_the_features_of_its_images(plain_run):
 def test_an_image_that_the_network_itself_was_trained_on_is_not_forgotten(plain_run, photos):
     teach(plain_run, "--out", "from-run")
     image = next(iter(sorted((photos / "train" / "red").iterdir())))
-    refused = run("forget", "from-run", image, "--in-place", *QUIET)
+    for words in ((image,), ("--class", "red")):
+        refused = run("forget", "from-run", *words, "--in-place", *QUIET)
 
-    assert refused.code == 3 and "the network itself was trained on" in refused.json["error"]["message"]
+        assert refused.code == 3 and "the network itself was trained on" in refused.json["error"]["message"]
 
 
 def test_each_kind_of_trace_is_found_where_it_is_and_the_cache_is_emptied_of_it(cache):
@@ -232,6 +234,47 @@ def test_each_kind_of_trace_is_found_where_it_is_and_the_cache_is_emptied_of_it(
     Path("whole/left").unlink()
     assert run("forget", "whole", image, "--check", *QUIET).json["search"]["traces"] == []
     assert left.json["num_deleted_entries"] > 0 and not user_cache.all_entries(["features"])
+
+
+def test_a_folder_below_a_fewshot_run_is_one_of_its_own_and_its_weights_stand_for_it():
+    run(*FEWSHOT, "--dataset", "all", "--out", "few", *QUIET)
+    started = teach("few", "--out", "few/taught")
+    result = run("forget", "few/taught", "--class", "red", "--in-place", *QUIET).json
+    again = teach("few/taught/model.safetensors", "--add", "all/red", "--class", "red", "--out", "again")
+
+    assert (result["num_examples"], again["num_examples"]) == (started["num_examples"] - 2, 11)
+
+
+def test_an_out_that_is_the_run_itself_is_in_place():
+    teach("demo", "--add", "all", "--out", "whole")
+    result = run("forget", "whole", "all/red/red-1.png", "--out", "./whole", *QUIET).json
+
+    assert result["is_still_in"] is None and result["num_examples"] == 19
+
+
+def test_a_killed_change_of_a_class_is_finished_by_the_same_words(monkeypatch):
+    teach("demo", "--add", "all", "--out", "whole")
+    teach("whole", "--remove-class", "red", "--out", "expected")
+    with monkeypatch.context() as killed:
+        killed.setattr(taught_folders, "write_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        run("forget", "whole", "--class", "red", "--in-place", *QUIET)
+    run("forget", "whole", "--class", "red", "--in-place", *QUIET)
+
+    assert files_of("whole") == files_of("expected")
+
+
+def test_what_cannot_be_decoded_is_named_as_not_searched():
+    teach("demo", "--add", "all", "--out", "whole")
+    Path("broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    checked = run("forget", "whole", "broken.png", "all/red/red-1.png", "--check", *QUIET).json
+
+    assert checked["search"]["unsearched"] == ["everything of broken.png"]
+
+
+def test_a_refused_command_leaves_no_folder():
+    run("teach", "demo", "--add", "no-folder", "--out", "new", *QUIET)
+
+    assert not Path("new").exists()
 
 
 def test_a_cache_in_use_refuses_to_forget_and_nothing_has_changed():

@@ -134,7 +134,7 @@ class ClosedFormStatistics:
         """Return the same images with the labels of more classes."""
         labels_K = np.array([names.index(name) for name in self.class_names], dtype=np.int64)
         sums_KD = np.zeros((len(names), self.features_ND.shape[1]), dtype=np.int64)
-        sums_KD[labels_K] = self.sums_KD
+        np.add.at(sums_KD, labels_K, self.sums_KD)  # two classes may have one name
         return replace(self, class_names=names, labels_N=labels_K[self.labels_N], sums_KD=sums_KD)
 
     def _in_order(self) -> "ClosedFormStatistics":

@@ -177,6 +177,9 @@ def label(
         if is_review and not place.labels.labels:
             of_folders = {name: label_exchange.class_folder_of(name, folder) for name in place.names}
             none = place.none.labels
+            known = list[str]()
+            for label in sorted({*of_folders.values()} - {""}):
+                known.append(class_named(label, known))  # one that labels.csv cannot have is refused
             place.labels.assume(
                 {name: label for name, label in of_folders.items() if label and name not in none}
             )

@@ -110,6 +110,8 @@ def _of_label_studio(source: Path, names: Sequence[str]) -> Iterator[tuple[Seque
 def _match(path: str, names: Set[str], by_base: Mapping[str, Set[str]]) -> Sequence[str]:
     """Return the image that a path elsewhere stands for: the longest end of it, else its only bare name."""
     parts = path.strip("/").split("/")
+    if path in names:
+        return [path]
     ends = ("/".join(parts[at:]) for at in range(len(parts) - 1))
     if whole := next((end for end in ends if end in names), None):
         return [whole]

@@ -170,7 +170,7 @@ class LabelsFile:
 def _records(text: str) -> tuple[list[list[str]], bool]:
     """Return the lines but for one of ours that is cut off, and whether the last one has an end."""
     lines = io.StringIO(text, newline="").readlines()
-    has_end = not lines or lines[-1].endswith(("\n", "\r"))
+    has_end = any(map(str.strip, lines)) and lines[-1].endswith(("\n", "\r"))  # else no header yet
     try:
         records = _filled(lines)
         is_cut = (

@@ -10,7 +10,7 @@ that of its checkpoint.
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,9 +92,10 @@ def open_taught(ckpt: str, run: RunSettings) -> Taught:
     Raises:
         DataError: the statistics are damaged, or of another network.
     """
-    path, folder = Path(ckpt), run_folder.folder_of(ckpt)
-    is_taught, is_fewshot = (path / CLOSED_FORM).is_file(), folder is not None and _is_fewshot(folder)
-    of_run = run_folder.recipe_of(folder)[0] if folder else None
+    path, folder = folder_of_weights(ckpt), run_folder.folder_of(ckpt)
+    is_taught, is_fewshot = (path / CLOSED_FORM).is_file(), (path / run_folder.DRAWS).is_file()
+    is_of_run = folder is not None and (is_fewshot or not (folder / run_folder.DRAWS).is_file())
+    of_run = run_folder.recipe_of(folder)[0] if folder and is_of_run else None
     keys, name = {"model.ckpt": ckpt}, None
     if is_fewshot:
         name, keys = str(folder / run_folder.RECIPE), of_run.given | {"model.ckpt": of_run.model.ckpt}
@@ -134,8 +135,10 @@ def open_taught(ckpt: str, run: RunSettings) -> Taught:
     return replace(taught, statistics=statistics)
 
 
-def _is_fewshot(folder: Path) -> bool:
-    return (folder / run_folder.DRAWS).is_file()
+def folder_of_weights(ckpt: str) -> Path:
+    """Return the folder of a taught classifier where its weights are named, else what is named."""
+    path = Path(ckpt)
+    return path.parent if path.is_file() and (path.parent / CLOSED_FORM).is_file() else path
 
 
 def fitted(statistics: ClosedFormStatistics, l2: float | str) -> tuple[tuple[Any, Any], dict[str, Any]]:
@@ -155,15 +158,18 @@ def fitted(statistics: ClosedFormStatistics, l2: float | str) -> tuple[tuple[Any
             l2=STRENGTHS if l2 == "sweep" else (float(l2),),
         )
         facts = {key: found[key] for key in facts}
-    elif l2 != "sweep":
+    if l2 != "sweep":  # also where no image can be left out
         facts["l2"] = float(l2)
     layer = on_one_core(lambda: statistics.layer(facts["l2"], scale=facts["temperature"]))
     return in_float32(*layer), facts
 
 
-def owned(folder: Path) -> OwnedFolder:
-    """Return a folder as one that commands of teaching write."""
-    return OwnedFolder(folder, "taught classifier", lock=LOCK, files=FILES, marker=LOCK)
+def _leave(folder: Path) -> None:
+    """Remove a folder in which nothing has come to be."""
+    with suppress(OSError):
+        if [entry.name for entry in folder.iterdir()] == [LOCK]:
+            (folder / LOCK).unlink()
+            folder.rmdir()
 
 
 def claim(folder: Path, held: ExitStack) -> None:
@@ -174,8 +180,10 @@ def claim(folder: Path, held: ExitStack) -> None:
         MachineError: it cannot be written, or another process holds it.
     """
     run_folder.refuse_run(folder, "taught")
-    owned(folder).refuse_foreign()
-    owned(folder).claim(held)
+    owned = OwnedFolder(folder, "taught classifier", lock=LOCK, files=FILES, marker=LOCK)
+    owned.refuse_foreign()
+    held.callback(_leave, folder)
+    owned.claim(held)
     for leftover in folder.glob(f"{TEMPORARY}*"):
         leftover.unlink()
 

@@ -31,7 +31,7 @@ from vitcli.output.owned_folder import refuse_other
 from vitcli.output.redaction import public_name
 from vitcli.output.run_folder import CLOSED_FORM, SUMMARY, WEIGHTS
 from vitcli.teaching.labels_file import class_named
-from vitcli.teaching.taught import Taught, claim, open_taught, write
+from vitcli.teaching.taught import FILES, Taught, claim, folder_of_weights, open_taught, write
 from vitcli.teaching.traces import CACHES, Found, Pieces, pieces_of, search
 
 CHANGES = ("added", "removed", "already_there", "not_there")
@@ -64,12 +64,14 @@ def teach(ckpt: str, changes: Changes, run: RunSettings, *, in_place: bool, comm
         MachineError: another process writes the folder, or uses what the cache holds.
     """
     began_at, removes = time.perf_counter(), bool(changes.remove or changes.remove_classes)
+    start = folder_of_weights(ckpt)
+    in_place = in_place or (run.out is not None and run.out.resolve() == start.resolve())
     with ExitStack() as held:
         if in_place:  # before it is read: what another command changes meanwhile would be lost
-            _check_is_taught(ckpt)
-            claim(Path(ckpt), held)
+            _check_is_taught(start)
+            claim(start, held)
         taught = open_taught(ckpt, run)
-        out = Path(ckpt) if in_place else run.out
+        out = start if in_place else run.out
         if out is None:
             name = public_name(changes.add or "images")
             out = run_folder.new_folder("teach", name, taught.extractor.network.arch.name)
@@ -128,14 +130,17 @@ def failure_of(result: dict[str, Any]) -> VitError | None:
         problems.append("a command that changed the folder was killed")
     if not problems:
         return None
-    fix = f"vit forget {shlex.quote(result['out'])} IMAGES --in-place, vit cache clear features decoded"
+    files = [trace["path"] for trace in traces if Path(trace["path"]).name not in FILES]
+    fix = f"delete {text.first_few([*dict.fromkeys(files)])}" if files else "repeat that command"
+    if any(trace["path"].startswith(result["out"]) and Path(trace["path"]).name in FILES for trace in traces):
+        fix = f"vit forget {shlex.quote(result['out'])} IMAGES --in-place (of a few-shot run, --out FOLDER)"
     return CheckFailed("; ".join(problems), where=result["out"], fix=fix)
 
 
-def _check_is_taught(ckpt: str) -> None:
-    if not all((Path(ckpt) / name).is_file() for name in (CLOSED_FORM, WEIGHTS)):
+def _check_is_taught(folder: Path) -> None:
+    if not all((folder / name).is_file() for name in (CLOSED_FORM, WEIGHTS)):
         fix = "name a new folder: --out FOLDER; from then on --in-place changes that one"
-        raise VitError(f"{ckpt} is not a folder that vit teach has made", where="--in-place", fix=fix)
+        raise VitError(f"{folder} is not a folder that vit teach has made", where="--in-place", fix=fix)
 
 
 def _check_result(
@@ -157,20 +162,19 @@ def _without(taught: Taught, changes: Changes) -> tuple[ClosedFormStatistics, Co
     """Return the statistics without images and classes, counts, and the pieces of images that are named."""
     statistics, pieces, num_not_there = taught.statistics, None, 0
     is_gone_N = np.zeros(len(statistics), dtype=bool)
+    of_network = () if taught.of_network is None else taught.of_network
     for name in changes.remove_classes:
         if name not in statistics.class_names:
+            if taught.is_unfinished:  # which a repeated command finishes
+                continue
             fix = f"one of {text.first_few(statistics.class_names)}"
             raise DataError(f"{name!r} is not a class of {taught.ckpt}", where="--class", fix=fix)
         is_gone_N |= statistics.labels_N == statistics.class_names.index(name)
     if changes.remove:
         split = find_images(changes.remove, where="IMAGES")
         digests_N, pieces = digests_of(split), pieces_of(split, taught)
-        if taught.of_network is not None and (seen_N := np.isin(digests_N, taught.of_network)).any():
-            raise DataError(
-                f"the network itself was trained on {_places(split, seen_N)}, and cannot forget that",
-                where=taught.ckpt,
-                fix="train it again without the image, and teach that",
-            )
+        if (seen_N := np.isin(digests_N, of_network)).any():
+            raise _of_network(taught, _places(split, seen_N))
         is_there_N = np.isin(digests_N, statistics.digests_N)
         is_gone_N |= np.isin(statistics.digests_N, digests_N)
         num_not_there = int((~is_there_N).sum())
@@ -180,8 +184,16 @@ def _without(taught: Taught, changes: Changes) -> tuple[ClosedFormStatistics, Co
                 where="IMAGES",
                 fix="name the files as they were taught: images are recognised by their bytes",
             )
+    if np.isin(statistics.digests_N[is_gone_N], of_network).any():
+        raise _of_network(taught, f"images of {' and '.join(changes.remove_classes)}")
     counts = Counter(removed=int(is_gone_N.sum()), not_there=num_not_there)
     return statistics.without(is_gone_N), counts, pieces
+
+
+def _of_network(taught: Taught, images: str) -> DataError:
+    what = f"the network itself was trained on {images}, and cannot forget that"
+    fix = "train it again without the image, and teach that"
+    return DataError(what, where=taught.ckpt, fix=fix)
 
 
 def _with(
@@ -259,7 +271,7 @@ def _empty_cache() -> int:
 
 
 def _as_dict(found: Found) -> dict[str, Any]:
-    return asdict(found) | {"traces": [asdict(trace) for trace in found.traces]}
+    return asdict(found)
 
 
 def _places(split: Split, which_N: np.ndarray) -> str:

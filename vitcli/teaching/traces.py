@@ -118,11 +118,8 @@ def pieces_of(split: Split, taught: Any) -> Pieces:
 
     Args:
         taught: the `Taught` whose network and preprocessing count.
-
-    Raises:
-        DataError: no image can be read.
     """
-    rows_N, features_ND, _ = taught.features(split, "the images", np.arange(len(split)))
+    rows_N, features_ND, skipped = taught.features(split, "the images", np.arange(len(split)))
     preprocessing = taught.extractor.network.preprocessing
     pieces: list[tuple[str, str, bytes]] = []
     for row, digest, features_D in zip(rows_N.tolist(), digests_of(split, rows_N), features_ND, strict=True):
@@ -141,7 +138,7 @@ def pieces_of(split: Split, taught: Any) -> Pieces:
             "name": [_name_of(image)],
         }  # fmt: skip
         pieces += [(image, kind, piece) for kind, some in contents.items() for piece in some]
-    return Pieces(pieces)
+    return Pieces([*pieces, *((place, "everything", b"") for place in skipped)])
 
 
 def search(pieces: Pieces, folder: Path) -> Found:
