@@ -70,6 +70,29 @@ OF_TEACHING = {
             "for place in (folder,):",
         ),
     },
+    ("vitcli/teaching/labels_file.py", "tests/teaching/test_labels_file.py"): {
+        "a label counts before it is on disk": ("                    os.fsync(file.fileno())\n", ""),
+        "half a line stays of a full disk": ("                    file.truncate(num_bytes)\n", ""),
+        "what another program wrote is written over": ("if self._stamp_now() != self._stamp:", "if False:"),
+        "an empty file gets no header": ("any(map(str.strip, lines)) and", "not lines or"),
+    },
+    ("vitcli/teaching/labelling.py", "tests/teaching/test_labelling.py"): {
+        "a second click counts": ('if click.get("state") != self._number:', "if False:"),
+        "a skip that is undone stays": ("            self._skipped.pop(row, None)\n", ""),
+        "an answer of this session is confirmed": ("        if was_labelled:\n", "        if True:\n"),
+        "a label goes before what replaces it is there": (
+            "for file, content in reversed(writes) if NONE in changes.values() else writes:",
+            "for file, content in writes:",
+        ),
+    },
+    ("vitcli/teaching/label_server.py", "tests/teaching/test_label_server.py"): {
+        "any token": ("if not hmac.compare_digest(given.encode(), root.encode()):", "if False:"),
+        "another origin": ("        if not _is_of_page(request):\n", "        if False:\n"),
+        "a script of anybody": ("script-src 'sha256-{digests[0]}'", "script-src 'unsafe-inline'"),
+    },
+    ("vitcli/teaching/label_exchange.py", "tests/teaching/test_label.py"): {
+        "an exact path is looked up by its end": ("    if path in names:\n", "    if False:\n"),
+    },
     ("vitcli/distributed/device.py", "tests/distributed/test_runtime.py"): {
         "GPUs are counted without the environment": (
             'num_gpus = len(visible.split(",")) if visible else len(gpus)',

@@ -167,6 +167,24 @@ def test_labels_go_to_label_studio_and_to_class_folders_and_come_back(folder, tm
     assert outcome.json["num_kept"] == 3 and labels(folder)["green/00.png"] == "green"
 
 
+def test_an_image_with_the_name_of_one_below_it_comes_back(folder, tmp_path):
+    Image.new("RGB", (9, 9), "blue").save(folder / "00.png")
+    given = {"00.png": "blue", "red/00.png": "red"}
+    LabelsFile(folder / LABELS).set(given)
+    run("label", folder, "--export", tmp_path / "p.json", "-q")
+    (folder / LABELS).unlink()
+    run("label", folder, "--import", tmp_path / "p.json", "-q")
+
+    assert labels(folder) == given
+
+
+def test_a_link_to_nothing_is_left_out(folder, tmp_path):
+    (folder / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    outcome = run("label", folder, "--export", tmp_path / "sorted", "--json", "-q")
+
+    assert "No such file" not in outcome.out
+
+
 def test_what_label_studio_writes_itself_is_understood(folder):
     def task(image: str, *choices: str, **more: object) -> dict:
         result = [

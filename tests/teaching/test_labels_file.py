@@ -43,6 +43,16 @@ def test_finetune_reads_hostile_names_of_files_and_classes_as_they_are(file, pho
     assert read == labels == reread(file)
 
 
+@pytest.mark.parametrize("content", ["", "\n", "  \n\n"])
+def test_an_empty_file_gets_its_header_with_the_first_label(tmp_path, content):
+    path = tmp_path / "labels.csv"
+    path.write_text(content)
+    LabelsFile(path).set({"a.jpg": "cat"})
+
+    assert path.read_text().splitlines()[0] == '"file","label"'
+    assert LabelsFile(path).labels == {"a.jpg": "cat"}
+
+
 def test_a_new_label_is_appended_and_on_disk_before_it_counts(file, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_size))

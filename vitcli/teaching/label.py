@@ -105,7 +105,8 @@ def opened(folder: Path) -> Iterator[LabelledFolder]:
             labels = LabelsFile(folder / LABELS)
             _check(labels, folder, names)
             # Features are found again by names, sizes and times of the files.
-            states = [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, files)]
+            stats = (os.stat(file) if os.path.exists(file) else os.lstat(file) for file in files)
+            states = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
             identity = blake2b(repr((names, states)).encode(), digest_size=16).hexdigest()
             left_out = LeftOut(tuple(pair for pair in found.left_out.files if pair[1] != LABELS))
             images = replace(as_split(files, left_out), identity=identity)

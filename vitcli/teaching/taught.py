@@ -41,6 +41,7 @@ from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import write_weights
 
 OF_STATISTICS = "closed_form"  # in the metadata of the weights: the digest of the statistics they are of
+MOST_NAMED = 5  # images that cannot be read
 CARD, LOCK = "README.md", ".vit-teach.lock"
 FILES = ("config.json", CARD, SUMMARY, WEIGHTS, CLOSED_FORM)
 
@@ -121,9 +122,18 @@ def open_taught(ckpt: str, run: RunSettings) -> Taught:
     taught = Taught(ckpt, None, extractor, nothing, "sweep", seen.ever_trained_on)
     if of_run is None:
         return taught
-    train = training_images(run_folder.recipe_with_data(folder), weights, needed_by="vit teach")
+    of_run, is_there = run_folder.recipe_of(folder)
+    if not is_there:
+        what, fix = (
+            f"the images of the run are gone: {of_run.data.dataset}",
+            "put them where its recipe.toml says",
+        )
+        raise DataError(what, where=str(folder), fix=fix)
+    train = training_images(of_run, weights, needed_by="vit teach")
     every = np.arange(len(train))
-    rows_N, features_ND, _ = taught.features(train, of_run.data.dataset, every, open_cached)
+    rows_N, features_ND, skipped = taught.features(train, of_run.data.dataset, every, open_cached)
+    for place in skipped[:MOST_NAMED]:
+        extractor.network.settings.progress.note(f"note: not taught, as it cannot be read: {place}")
     groups_N = groups_to_divide(train)
     statistics = ClosedFormStatistics.of(
         features_ND,
