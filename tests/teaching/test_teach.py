@@ -188,20 +188,7 @@ def test_an_image_that_the_network_itself_was_trained_on_is_not_forgotten(plain_
 def test_each_kind_of_trace_is_found_where_it_is_and_the_cache_is_emptied_of_it(cache):
     teach("demo", "--add", "all", "--out", "whole")
     run("embed", "--ckpt", "demo", "--dataset", "all", "--out", "e.safetensors", *QUIET)
-    run(
-        "fewshot",
-        "--ckpt",
-        "demo",
-        "--dataset",
-        "all",
-        "--shots",
-        "2",
-        "--seeds",
-        "1",
-        "--out",
-        "few",
-        *QUIET,
-    )
+    run(*FEWSHOT, "--dataset", "all", "--out", "few", *QUIET)
     image = Path("all/red/red-1.png")
     taught, split = open_taught("whole", RunSettings(quiet=True)), find_images([str(image)], where="")
     pixels = np.asarray(Image.open(image))
@@ -279,20 +266,7 @@ def test_a_refused_command_leaves_no_folder():
 
 def test_a_cache_in_use_refuses_to_forget_and_nothing_has_changed():
     teach("demo", "--add", "all", "--out", "whole")
-    run(
-        "fewshot",
-        "--ckpt",
-        "demo",
-        "--dataset",
-        "all",
-        "--shots",
-        "2",
-        "--seeds",
-        "1",
-        "--out",
-        "few",
-        *QUIET,
-    )
+    run(*FEWSHOT, "--dataset", "all", "--out", "few", *QUIET)
     before, (entry, *_) = files_of("whole"), user_cache.all_entries(["features"])
     with user_cache.lock_use(entry.path):
         refused = run("forget", "whole", "all/red/red-1.png", "--in-place", *QUIET)
