@@ -29,7 +29,7 @@ OF_TEACHING = {
         "of an image in two classes the first row counts": ("rank_K[labels_N], digests_N", "digests_N"),
     },
     ("vitcli/teaching/taught.py", "tests/teaching/test_teach.py"): {
-        "weights before statistics": (
+        "a change leaves the statistics behind": (
             "    statistics.write(out / CLOSED_FORM, about)\n",
             "",
         ),

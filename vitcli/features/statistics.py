@@ -160,7 +160,7 @@ class ClosedFormStatistics:
 
     @cached_property
     def digest(self) -> str:
-        """A digest of everything: equal for equal sets of images, by whatever steps they came to be."""
+        """A digest of everything: equal for equal sets of images, in whatever order they were added."""
         digest = blake2b(json_of(self.class_names).encode(), digest_size=16)
         for array in self._arrays.values():
             digest.update(array.tobytes())

@@ -95,7 +95,7 @@ class Labelling:
 
         Raises:
             VitError: the name of a class cannot be one.
-            MachineError: a label cannot be written; the state is as it was.
+            MachineError: a label cannot be written; the state is unchanged.
         """
         with self._mutex:
             if click.get("state") != self._number:

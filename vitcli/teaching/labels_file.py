@@ -67,7 +67,7 @@ class LabelsFile:
         """Give images labels, or with None take them away; they are on disk when this returns.
 
         Raises:
-            MachineError: it cannot be written, or another program has changed it; the file is as it was.
+            MachineError: it cannot be written, or another program has changed it; the file is unchanged.
         """
         labels = self.labels
         changes = {name: label for name, label in changes.items() if label != labels.get(name)}
@@ -107,7 +107,7 @@ class LabelsFile:
                     file.truncate(num_bytes)
                     raise
         except OSError as error:
-            self._stamp = self._stamp_now()  # it is as it was, but for its time
+            self._stamp = self._stamp_now()  # unchanged but for its time
             fix = "make room or correct the permissions; labels so far are kept"
             what = f"{self.path.name} was not written: {error.strerror or error}"
             raise MachineError(what, where=str(self.path), fix=fix) from error

@@ -26,13 +26,13 @@ from vitcli.errors import CheckFailed, DataError, MachineError, VitError
 from vitcli.evaluation.setup import RunSettings
 from vitcli.features.statistics import ClosedFormStatistics
 from vitcli.output import run_folder, text
-from vitcli.output.atomic import TEMPORARY, read_json
+from vitcli.output.atomic import TEMPORARY
 from vitcli.output.owned_folder import refuse_other
 from vitcli.output.redaction import public_name
-from vitcli.output.run_folder import CLOSED_FORM, SUMMARY, WEIGHTS
+from vitcli.output.run_folder import CLOSED_FORM, WEIGHTS
 from vitcli.teaching.labels_file import class_named
 from vitcli.teaching.taught import FILES, Taught, claim, folder_of_weights, open_taught, write
-from vitcli.teaching.traces import CACHES, Found, Pieces, pieces_of, search
+from vitcli.teaching.traces import CACHES, Pieces, pieces_of, search
 
 CHANGES = ("added", "removed", "already_there", "not_there")
 
@@ -89,15 +89,11 @@ def teach(ckpt: str, changes: Changes, run: RunSettings, *, in_place: bool, comm
         summary = {"command": command, "out": str(out), **{f"num_{what}": counts[what] for what in CHANGES}}
         summary |= {"num_skipped_images": len(skipped), "skipped_images": skipped[:100]}
         num_deleted = _empty_cache() if removes else 0
-        is_same = in_place and not (counts["added"] or counts["removed"] or taught.is_unfinished)
-        if is_same:
-            summary = (read_json(out / SUMMARY) or {}) | summary
-        else:
-            summary = write(taught, statistics, out, summary)
+        summary = write(taught, statistics, out, summary)
         if removes:
             summary |= {"num_deleted_entries": num_deleted}
         if pieces:
-            summary |= {"search": _as_dict(search(pieces, out))}
+            summary |= {"search": asdict(search(pieces, out))}
     next_line = ["vit", "predict", "--ckpt", str(out), "IMAGES"]
     summary |= {"is_still_in": ckpt if removes and not in_place else None, "next": next_line}
     return summary | {"elapsed_s": time.perf_counter() - began_at}
@@ -115,7 +111,7 @@ def check_forgotten(ckpt: str, images: Sequence[str], run: RunSettings) -> dict[
         "num_images": len(split),
         "num_taught": int(np.isin(digests_of(split), taught.statistics.digests_N).sum()),
         "is_unfinished": taught.is_unfinished,
-        "search": _as_dict(search(pieces_of(split, taught), Path(ckpt))),
+        "search": asdict(search(pieces_of(split, taught), Path(ckpt))),
     }
 
 
@@ -260,7 +256,7 @@ def _empty_cache() -> int:
     entries = user_cache.all_entries(CACHES)
     in_use = [str(entry.path) for entry in entries if not user_cache.delete(entry.path)]
     if in_use:
-        fix = "repeat the command once that one has ended; the classifier is as it was"
+        fix = "repeat the command once that one has ended; the classifier is unchanged"
         raise MachineError(
             "the cache may hold the images, and another command uses it", where=in_use[0], fix=fix
         )
@@ -268,10 +264,6 @@ def _empty_cache() -> int:
         for leftover in user_cache.cache_folder(kind).glob(f"{TEMPORARY}*"):
             shutil.rmtree(leftover, ignore_errors=True)
     return len(entries)
-
-
-def _as_dict(found: Found) -> dict[str, Any]:
-    return asdict(found)
 
 
 def _places(split: Split, which_N: np.ndarray) -> str:
@@ -295,7 +287,7 @@ def as_text(result: dict[str, Any]) -> str:
         rows.append(("cache", f"{text.count_of(deleted, 'set')} of decoded images and features deleted"))
     rows += _search_rows(result["search"]) if "search" in result else []
     if result["is_still_in"]:
-        rows.append(("note", f"{result['is_still_in']} is as it was: it still holds what was removed"))
+        rows.append(("note", f"{result['is_still_in']} is unchanged: it still holds what was removed"))
     return text.pairs([*rows, *text.skipped(result), *text.commands(result["next"])])
 
 
