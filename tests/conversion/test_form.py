@@ -13,7 +13,6 @@ from vitcli.data.image_files import find_images
 from vitcli.errors import DataError, WeightsError
 from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.evaluation.calibration.stored import Calibration
-from vitcli.output.progress import Progress
 from vitcli.weights.io import read_weights
 
 STORED = Calibration(
@@ -29,7 +28,7 @@ def weights():
 
 def form_of(weights, **options):
     preprocessing, _ = _preprocessing(weights, None)
-    return _program_form(weights, preprocessing, ExportOptions(**options), Progress(quiet=True))[0]
+    return _program_form(weights, preprocessing, ExportOptions(**options))
 
 
 @pytest.mark.parametrize(

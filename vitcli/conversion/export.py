@@ -127,46 +127,105 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
     images = open_named(options.images, progress) if options.images else None
     # Load the network
     weights = read_weights(ckpt, model_name=options.model_name, quiet=quiet)
+    gate_split = open_labelled(options.gate, options.split, weights) if options.gate else None
+    images = images or open_images(weights, gate_split, progress, precision=options.precision)
+    prepared = prepare(weights, format, options, images, gate_split)
+    progress.note(f"{prepared.title(weights)}, {prepared.origin}")
+    samples = _samples(prepared, progress)
+    # Write, compare, and only then replace OUT
+    with temporary_folder(target) as folder:
+        path = folder / target.name
+        prepared.write(path, samples)
+        facts = finish(prepared, path, out, progress)
+        put_in_place(path, target)
+    return result_of(prepared, weights, out, facts, progress) | {"elapsed_s": time.perf_counter() - began_at}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An export before its file is written.
+
+    Attributes:
+        weights: as they leave, at the size and with the head of the export.
+        origin: where the preprocessing comes from, in words.
+        notes: on what was changed or is left out.
+    """
+
+    export: Export
+    weights: Weights
+    origin: str
+    notes: list[str]
+
+    def title(self, weights: Weights) -> str:
+        """Return the network, the format and the preprocessing in words; `weights` as they were read."""
+        summary = self.export.preprocessing.summary()
+        return f"{self.export.arch.name} ({weights.numerics}) to {self.export.format}: {summary}"
+
+    def write(self, path: Path, samples: Iterator[Tensor], *, fp32: Path | None = None) -> None:
+        """Write the file or folder; `samples` and `fp32` as `formats.write` takes them."""
+        export = self.export
+        about = {"names": export.options.names, "form": export.form, "calibration": samples, "fp32": fp32}
+        formats.write(export.format, path, export.model, self.weights, **about)
+
+
+def prepare(
+    weights: Weights, format: str, options: ExportOptions, images: Images, gate_split: Split | None = None
+) -> Prepared:
+    """Return the export of weights at the size and in the precision of the options."""
     preprocessing, origin = _preprocessing(weights, options.image_size)
     model, exported, notes = _network(weights, preprocessing, head=options.head)
     arch = exported.architecture
     formats.check_supported(format, arch)
-    gate_split = open_labelled(options.gate, options.split, exported) if options.gate else None
-    images = images or open_images(weights, gate_split, progress, precision=options.precision)
-    progress.note(f"{arch.name} ({weights.numerics}) to {format}: {preprocessing.summary()}, {origin}")
-    notes += formats.caveats(format, arch)
-    form, samples = _program_form(exported, preprocessing, options, progress)
+    form = _program_form(exported, preprocessing, options)
     export = Export(format, model, arch, preprocessing, form, images, gate_split, options)
-    # Write, compare, and only then replace OUT
-    with _temporary_folder(target) as folder:
-        path = folder / target.name
-        formats.write(format, path, model, exported, names=options.names, form=form, calibration=samples)
-        facts = _checked(export, formats.read_back(format, path, form), progress)
-        if format == "onnx":
-            facts["snippet"] = rendered("onnx_snippet.py.j2", path=out, form=form, names=exported.class_names)
-            golden.write_golden(path, images.to_publish, preprocessing, precision=options.precision)
-        files = {file.name: file.stat().st_size for file in _files_at(path)}
-        _put_in_place(path, target)
-    notes += facts.pop("notes")
+    return Prepared(export, exported, origin, notes + formats.caveats(format, arch))
+
+
+def finish(prepared: Prepared, path: Path, out: str, progress: Progress) -> dict[str, Any]:
+    """Read a file back that was written, compare it, and write its golden file; return what is known of it.
+
+    Raises:
+        CheckFailed: it gives other outputs.
+    """
+    export = prepared.export
+    facts = _checked(export, formats.read_back(export.format, path, export.form), progress)
+    if export.format == "onnx":
+        names = prepared.weights.class_names
+        facts["snippet"] = rendered("onnx_snippet.py.j2", path=out, form=export.form, names=names)
+        publish, precision = export.images.to_publish, export.options.precision
+        golden.write_golden(path, publish, export.preprocessing, precision=precision)
+    return facts | {"files": {file.name: file.stat().st_size for file in _files_at(path)}}
+
+
+def result_of(
+    prepared: Prepared, weights: Weights, out: str, facts: dict[str, Any], progress: Progress
+) -> dict[str, Any]:
+    """Return the object of --json, and note what its user has to know.
+
+    Args:
+        weights: as they were read.
+        facts: of `finish`.
+    """
+    export, facts = prepared.export, dict(facts)
+    notes = prepared.notes + facts.pop("notes")
     if facts.pop("is_zero"):
         notes.append("every output is zero, as with a fresh head: their agreement proves little")
     for note in notes:
         progress.note(note)
     return {
         "command": "export",
-        "ckpt": ckpt,
-        "model": arch.name,
+        "ckpt": weights.source,
+        "model": export.arch.name,
         "numerics": weights.numerics,
-        "format": format,
+        "format": export.format,
         "out": out,
-        "files": files,
-        "resolution": preprocessing.resolution,
-        "preprocessing": preprocessing.summary(),
-        "num_classes": arch.num_classes,
-        "outputs": form.kind,
+        "files": facts.pop("files"),
+        "resolution": export.preprocessing.resolution,
+        "preprocessing": export.preprocessing.summary(),
+        "num_classes": export.arch.num_classes,
+        "outputs": export.form.kind,
         "license": weights.licence,
-        "images": list(options.images) or options.gate or images.split.name,
-        "elapsed_s": time.perf_counter() - began_at,
+        "images": list(export.options.images) or export.options.gate or export.images.split.name,
         "notes": notes,
         **facts,
     }
@@ -269,10 +328,8 @@ def _written(result: dict[str, Any]) -> list[tuple[str, str]]:
     return [("written", Verbatim(where)), ("files", files)]
 
 
-def _program_form(
-    exported: Weights, preprocessing: Preprocessing, options: ExportOptions, progress: Progress
-) -> tuple[ProgramForm, Iterator[Tensor]]:
-    """Return what a file from images takes and gives, and images for the scales of int8."""
+def _program_form(exported: Weights, preprocessing: Preprocessing, options: ExportOptions) -> ProgramForm:
+    """Return what a file from images takes and gives."""
     kind, of_kind = "classes", {}
     num_classes = exported.architecture.num_classes
     if not num_classes:
@@ -283,12 +340,16 @@ def _program_form(
         kind = "several"
     elif stored := calibration_of(exported.metadata, num_classes):
         of_kind = {"scaled": stored.scaling.scaled}
-    form = ProgramForm(preprocessing, kind, **of_kind, input=options.input, precision=options.precision)
-    if options.precision != "int8":
-        return form, iter(())
-    split = open_for_scales(exported, options.calibrate)
+    return ProgramForm(preprocessing, kind, **of_kind, input=options.input, precision=options.precision)
+
+
+def _samples(prepared: Prepared, progress: Progress) -> Iterator[Tensor]:
+    """Return images for the scales of int8."""
+    if prepared.export.options.precision != "int8":
+        return iter(())
+    split = open_for_scales(prepared.weights, prepared.export.options.calibrate)
     progress.note(f"scales of int8 from {count_of(len(split), 'image')} of {split.name}")
-    return form, images_for_scales(split, form)
+    return images_for_scales(split, prepared.export.form)
 
 
 def files_text(files: dict[str, int]) -> str:
@@ -373,7 +434,7 @@ def _failure(problem: str, format: str, arch: Architecture) -> CheckFailed:
 
 
 @contextmanager
-def _temporary_folder(target: Path) -> Iterator[Path]:
+def temporary_folder(target: Path) -> Iterator[Path]:
     """Make a folder beside `target`, and delete it with all that is still in it."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -393,7 +454,7 @@ def _files_at(path: Path) -> list[Path]:
     return sorted(path.iterdir() if path.is_dir() else path.parent.glob("*"))
 
 
-def _put_in_place(path: Path, target: Path) -> None:
+def put_in_place(path: Path, target: Path) -> None:
     """Move the files to OUT; what they replace is deleted only once they are on disk."""
     for file in _files_at(path):
         sync(file)

@@ -134,6 +134,7 @@ def write(
     names: str = SPELLINGS[0],
     form: ProgramForm | None = None,
     calibration: Iterable[Tensor] = (),
+    fp32: Path | None = None,
 ) -> None:
     """Write a network to a path that does not exist yet.
 
@@ -142,7 +143,7 @@ def write(
         weights: those of the model, and what is stored with them if the format has a place for it.
         names: one of `authors_npz.SPELLINGS`, for "npz".
         form: of a file that takes images.
-        calibration: for "onnx", as `write_onnx` takes it.
+        calibration, fp32: for "onnx", as `write_onnx` takes them.
 
     Raises:
         WeightsError: the authors' format has no name for a tensor.
@@ -171,7 +172,7 @@ def write(
             if weights.licence != UNKNOWN:
                 stored[KEY] = weights.licence
             if format == "onnx":
-                write_onnx(path, model, form, stored, calibration)
+                write_onnx(path, model, form, stored, calibration, fp32)
             else:
                 write_pt2(path, model, form, stored)
 

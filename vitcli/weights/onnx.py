@@ -1,6 +1,7 @@
 """ONNX files, written by torch's exporter and run by onnxruntime on images as they are: see `production`."""
 
 import re
+import shutil
 from collections.abc import Iterable
 from contextlib import redirect_stdout
 from importlib import import_module
@@ -36,6 +37,7 @@ def write_onnx(
     form: ProgramForm,
     metadata: dict[str, str],
     calibration: Iterable[Tensor] = (),
+    fp32: Path | None = None,
 ) -> None:
     """Write a network as an ONNX file.
 
@@ -45,6 +47,7 @@ def write_onnx(
         model: on the CPU, in evaluation mode.
         metadata: becomes the file's metadata_props.
         calibration: images, uint8 (1, H, W, 3), whose activations give the scales of int8.
+        fp32: the file of the same network in fp32 if there is one, which saves exporting it again.
 
     Raises:
         MachineError: a required package is not installed.
@@ -64,8 +67,10 @@ def write_onnx(
             where="--precision int8",
             fix=f"take fp16; up to {MAX_BYTES_IN_ONE_FILE / 1e9:.1f} GB it can be had",
         )
-    exported = _exported(program, form)
-    exported.save(path, external_data=is_large)
+    if fp32 and form.precision != "fp16":
+        shutil.copy(fp32, path)
+    else:
+        _exported(program, form).save(path, external_data=is_large)
     proto = onnx.load(path, load_external_data=False)
     _drop_traces(proto.graph)
     _keep_padding_apart(proto.graph)
