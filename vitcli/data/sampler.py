@@ -35,6 +35,11 @@ def derive_seed(seed: int, purpose: str, *counters: int) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+def seed_of_part(seed: int, step: int, part: int) -> int:
+    """Return the seed of dropout and mixup in a micro-batch, by its number in the step of all processes."""
+    return derive_seed(seed, "model", step, part)
+
+
 @dataclass(frozen=True)
 class TrainSampler:
     """The rows that one process loads at each step of a training run.

@@ -79,6 +79,7 @@ HeightAndWidth = Annotated[tuple[Count, Count], Field(strict=False)]
 ImageSize = Annotated[Count | HeightAndWidth, either(list | tuple, "[height, width]")]
 StepsOrPercent = Annotated[NonNegativeInt | PercentText, either(str, 'a fraction such as "10%"')]
 Counts = Annotated[tuple[Count, ...], NON_EMPTY, one_if(int)]
+Ckpts = Annotated[tuple[str, ...], NON_EMPTY, one_if(str)]
 NumberOrSweep = Annotated[Positive | Literal["sweep"], either(str, '"sweep"')]
 BlocksOrBackbone = Annotated[NonNegativeInt | Literal["backbone"], either(str, '"backbone"')]
 Gelu = Literal["auto", "tanh", "erf"]
@@ -336,6 +337,22 @@ class Train(Section):
     )
 
 
+class Distill(Section):
+    """A teacher: a run learns its answers for the views that it trains on (arXiv 1503.02531, 2106.05237)."""
+
+    teacher: Ckpts = key(
+        "checkpoints, or .onnx files; the mean of the probabilities of several is learned (docs/distill.md)"
+    )
+    weight: UnitInterval = key("fraction of the loss that is about its answers; labels have the rest", 1.0)
+    temperature: Positive = key("divides the logits of both", 1.0)
+    compare: bool = key("train without the teacher, too, and deliver what is better on the dev split", True)
+
+    @field_validator("teacher")
+    @classmethod
+    def _keep_credentials_apart(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(without_credentials, names))
+
+
 class Eval(WithAddress):
     """Evaluation, and few-shot probes during training (paper, figures 4 and 5)."""
 
@@ -396,7 +413,8 @@ class Precision(Section):
 class Recipe(Section):
     """A recipe of `vit`. Evaluation does without the sections objective, optimizer, schedule and train.
 
-    Only `vit fewshot` needs the section fewshot, only `vit inspect` the section inspect.
+    Only `vit fewshot` needs the section fewshot, only `vit inspect` the section inspect, and only a run with
+    a teacher the section distill.
     """
 
     model: Model = Model()
@@ -405,6 +423,7 @@ class Recipe(Section):
     optimizer: Optimizer | None = None
     schedule: Schedule | None = None
     train: Train | None = None
+    distill: Distill | None = None
     eval: Eval
     fewshot: Fewshot | None = None
     inspect: Inspect | None = None
@@ -486,7 +505,7 @@ def table_in(annotation: Any) -> type[BaseModel] | None:
 
 SECTIONS = {name: kind for name, field in Recipe.model_fields.items() if (kind := table_in(field.annotation))}
 TRAINING_SECTIONS = ("objective", "optimizer", "schedule", "train")
-OPTIONAL_SECTIONS = (*TRAINING_SECTIONS, "fewshot", "inspect")
+OPTIONAL_SECTIONS = (*TRAINING_SECTIONS, "distill", "fewshot", "inspect")
 KEYS = {
     f"{name}.{field}": info for name, kind in SECTIONS.items() for field, info in kind.model_fields.items()
 }

@@ -345,6 +345,7 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             if values.get(key, off[0]) not in off:
                 yield key, f"{key} is for classes, and objective.loss is 'regression'", "leave it out"
     yield from _contradictions_of_averages(values)
+    yield from _contradictions_of_a_teacher(values)
     # Numbers.
     for key in ("data.crop_area", "data.crop_aspect"):
         match values.get(key):
@@ -409,6 +410,25 @@ def _contradictions_of_averages(values: Mapping[str, Any]) -> Iterator[tuple[str
         yield HEAD_LAYERS, what, f"set {HEAD_LAYERS} to 0: all runs get an ordinary head"
     if values.get("data.hold_out_dev") is True and not values.get("data.dev_fraction"):
         yield "data.hold_out_dev", "data.hold_out_dev holds nothing out", "set data.dev_fraction above 0"
+
+
+def _contradictions_of_a_teacher(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield what does not go together with distillation, as `contradictions` does."""
+    key, loss = "distill.teacher", values.get("objective.loss", "softmax")
+    if not values.get(key):
+        return
+    if loss != "softmax":
+        what = f"a teacher's probabilities are those of one class per image, and objective.loss is {loss!r}"
+        yield key, what, "set objective.loss to softmax, or leave the teacher out"
+    if values.get("distill.compare", True) is not True:
+        return
+    repeats = [name for name in ("train.runs", "train.folds") if values.get(name, 0) not in (0, 1)]
+    if repeats:
+        what = f"distill.compare makes two runs, and {repeats[0]} is {values[repeats[0]]}"
+        yield "distill.compare", what, f"set distill.compare to false, or leave {repeats[0]} out"
+    if not values.get("data.dev_fraction"):
+        what = "distill.compare needs a dev split, and data.dev_fraction is 0"
+        yield "distill.compare", what, "set data.dev_fraction above 0, or distill.compare to false"
 
 
 def _contradictions_of_folds(folds: int, values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

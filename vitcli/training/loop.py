@@ -72,7 +72,7 @@ def train(
     """Train from `state.step` to the end of the plan, or until another plan is needed or recorded.
 
     Args:
-        objective: (model, images_BCHW, labels) to the mean loss of a micro-batch.
+        objective: (model, images_BCHW, labels, *targets of the batch) to the mean loss of a micro-batch.
         batches: this process's micro-batches of all remaining steps, in order.
         evaluation: runs after every step at which it is due, except the last.
         folder: of the metrics; None on all processes but the first.
@@ -105,15 +105,14 @@ def train(
                 with journal.meter.waiting_for_data(), runtime.local_errors():
                     batch = next(batches)
                 state.skipped.update(batch.skipped)
-                images_BCHW, labels = upload(batch.images_BCHW, batch.labels_B)
+                images_BCHW, labels, *targets = upload(batch.images_BCHW, batch.labels_B, *batch.targets)
                 # Dropout and mixup depend on the place in the global step, not on the process.
-                global_part = runtime.rank * parts + part
-                part_seed = sampler.derive_seed(settings.seed, "model", step, global_part)
+                part_seed = sampler.seed_of_part(settings.seed, step, runtime.rank * parts + part)
                 seed_generators(part_seed, runtime.device)
                 with state.gradients.part(is_last=part == parts - 1):
                     with autocast(runtime.device, runtime.precision):
                         images_BCHW = to_model_range(images_BCHW, mean=settings.mean, std=settings.std)
-                        loss = objective(model, images_BCHW, labels)
+                        loss = objective(model, images_BCHW, labels, *targets)
                     runtime.accelerator.backward(runtime.scaler.scale(loss / state.gradients.num_losses))
                 state.gradients.add()
                 part_losses.append(loss.detach())

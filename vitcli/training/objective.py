@@ -4,7 +4,7 @@ Letters: B batch, K classes, M most labels of an image.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,14 +24,15 @@ from vitcli.evaluation.metrics import Metrics, PatchMetrics
 from vitcli.evaluation.multilabel import MultilabelMetrics, multilabel_metrics
 from vitcli.evaluation.regression import RegressionMetrics, RegressionTarget
 from vitcli.models import masked_patch
+from vitcli.recipe.schema import Distill
 from vitcli.recipe.schema import Objective as ObjectiveSettings
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits_BK, labels_B or labels_BM) -> scalar
-Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (model, images_BCHW, labels) -> scalar
+Objective = Callable[..., Tensor]  # (model, images_BCHW, labels, what a teacher says of them) -> scalar
 UNIT = RegressionTarget("number", 0.0, 1.0)  # of a regression where no image is read
 
 
-def supervised(loss: Loss, *, mixup: float, cutmix: float = 0.0) -> Objective:
+def supervised(loss: Loss, *, mixup: float, cutmix: float = 0.0, teacher: Distill | None = None) -> Objective:
     """Return the objective for labelled images, with mixup and cutmix where these are not 0.
 
     Each image x_i is mixed with its neighbour in the batch, and so is its loss, which for the losses here
@@ -43,38 +44,74 @@ def supervised(loss: Loss, *, mixup: float, cutmix: float = 0.0) -> Objective:
 
     For mixup, w is the larger of b and 1 - b, for one b ~ Beta(mixup, mixup) per batch; source: the authors'
     later code (big_vision). With cutmix as well, each batch has one of them with equal probability, as
-    in timm's `Mixup`.
+    in timm's `Mixup`. A teacher has seen the mixed image:
+
+        loss = (1 - weight) loss + weight teacher_xent(targets)
     """
 
-    def objective(model: nn.Module, images_BCHW: Tensor, labels: Tensor) -> Tensor:
-        if not mixup and not cutmix:
-            return loss(model(images_BCHW), labels)
-        mixed_BCHW, weight = mix(images_BCHW, mixup=mixup, cutmix=cutmix)
-        logits_BK = model(mixed_BCHW)
-        return weight * loss(logits_BK, labels) + (1 - weight) * loss(logits_BK, labels.roll(1, dims=0))
+    def objective(model: nn.Module, images_BCHW: Tensor, labels: Tensor, targets: Tensor | None = None):
+        size, weight = images_BCHW.shape[-2:], 1.0
+        if mixup or cutmix:
+            mixing = draw_mixing(size, mixup=mixup, cutmix=cutmix)
+            images_BCHW, weight = mixing.mix(images_BCHW), mixing.weight
+        logits_BK = model(images_BCHW)
+        if targets is not None and teacher.weight == 1:
+            return teacher_xent(logits_BK, targets, temperature=teacher.temperature)
+        of_labels = loss(logits_BK, labels)
+        if mixup or cutmix:
+            of_labels = weight * of_labels + (1 - weight) * loss(logits_BK, labels.roll(1, dims=0))
+        if targets is None:
+            return of_labels
+        of_teacher = teacher_xent(logits_BK, targets, temperature=teacher.temperature)
+        return teacher.weight * of_teacher + (1 - teacher.weight) * of_labels
 
     return objective
 
 
-def mix(images_BCHW: Tensor, *, mixup: float, cutmix: float) -> tuple[Tensor, float]:
-    """Mix each image with its neighbour, see `supervised`; return the images and the weight of each label.
+@dataclass(frozen=True)
+class Mixing:
+    """How the images of a batch are mixed with their neighbours, see `supervised`.
+
+    Attributes:
+        weight: of the label of each image; its neighbour's has the rest.
+        box: of cutmix, first and last row and column as fractions of height and width; None for mixup.
+    """
+
+    weight: float
+    box: tuple[float, float, float, float] | None = None
+
+    def mix(self, images_BCHW: Tensor) -> Tensor:
+        """Return the mixed images, of any size."""
+        neighbours_BCHW = images_BCHW.roll(1, dims=0)
+        if self.box is None:
+            return torch.lerp(neighbours_BCHW, images_BCHW, self.weight)
+        height, width = images_BCHW.shape[-2:]
+        top, bottom, left, right = (
+            round(part * side) for part, side in zip(self.box, (height, height, width, width), strict=True)
+        )
+        mixed_BCHW = images_BCHW.clone()
+        mixed_BCHW[..., top:bottom, left:right] = neighbours_BCHW[..., top:bottom, left:right]
+        return mixed_BCHW
+
+
+def draw_mixing(size: Sequence[int], *, mixup: float, cutmix: float) -> Mixing:
+    """Draw how a batch of images of this height and width is mixed.
 
     All draws are on the CPU, whatever the device; one of `mixup` and `cutmix` at least is not 0.
     """
     if cutmix and (not mixup or float(torch.rand(())) < 0.5):
-        return cut_and_mix(images_BCHW, cutmix)
+        return draw_box(size, cutmix)
     drawn = float(torch.distributions.Beta(mixup, mixup).sample())
-    weight = max(drawn, 1 - drawn)
-    return torch.lerp(images_BCHW.roll(1, dims=0), images_BCHW, weight), weight
+    return Mixing(max(drawn, 1 - drawn))
 
 
-def cut_and_mix(images_BCHW: Tensor, cutmix: float) -> tuple[Tensor, float]:
-    """Paste one box of each image's neighbour into it; return the images and the fraction left of each.
+def draw_box(size: Sequence[int], cutmix: float) -> Mixing:
+    """Draw the box of each image that its neighbour's takes the place of.
 
     The box has the shape of the image and a fraction b ~ Beta(cutmix, cutmix) of its area, its centre is any
     pixel, and what lies outside the image is cut off. Source: arXiv 1905.04899, timm's `rand_bbox`.
     """
-    height, width = images_BCHW.shape[-2:]
+    height, width = size
     kept = float(torch.distributions.Beta(cutmix, cutmix).sample())
     centres = (int(torch.randint(side, ())) for side in (height, width))
     side_fraction = math.sqrt(1 - kept)
@@ -82,9 +119,8 @@ def cut_and_mix(images_BCHW: Tensor, cutmix: float) -> tuple[Tensor, float]:
         _span(centre, int(side * side_fraction), side)
         for centre, side in zip(centres, (height, width), strict=True)
     )
-    mixed_BCHW = images_BCHW.clone()
-    mixed_BCHW[..., top:bottom, left:right] = images_BCHW.roll(1, dims=0)[..., top:bottom, left:right]
-    return mixed_BCHW, 1 - (bottom - top) * (right - left) / (height * width)
+    weight = 1 - (bottom - top) * (right - left) / (height * width)
+    return Mixing(weight, (top / height, bottom / height, left / width, right / width))
 
 
 def _span(centre: int, length: int, side: int) -> tuple[int, int]:
@@ -142,6 +178,28 @@ def multi_hot(labels: Tensor, num_classes: int) -> Tensor:
     return hot_BK1.scatter_(1, labels_BM.where(labels_BM >= 0, num_classes), 1.0)[:, :num_classes]
 
 
+def teacher_xent(logits_BK: Tensor, targets: Tensor, *, temperature: float) -> Tensor:
+    """Return the divergence of the student's probabilities from those of a teacher, averaged over the batch.
+
+        temperature^2 KL(p || q),    p, q = softmax(logits / temperature)
+
+    so that its gradients have the same size at any temperature (arXiv 1503.02531). With fewer targets than
+    classes the last one is the probability of all classes without a target, taken as one class.
+
+    Args:
+        targets: (B, T, 2) float32, classes and the logarithms of their probabilities.
+    """
+    classes_BT, of_teacher_BT = targets[..., 0].long(), targets[..., 1]
+    of_student_BK = F.log_softmax(logits_BK.float() / temperature, dim=1)
+    if classes_BT.shape[1] == logits_BK.shape[1]:
+        of_student_BT = of_student_BK.gather(1, classes_BT)
+    else:
+        classes_BT = classes_BT[:, :-1]
+        others_B1 = of_student_BK.scatter(1, classes_BT, -math.inf).logsumexp(dim=1, keepdim=True)
+        of_student_BT = torch.cat([of_student_BK.gather(1, classes_BT), others_B1], dim=1)
+    return temperature**2 * F.kl_div(of_student_BT, of_teacher_BT, reduction="batchmean", log_target=True)
+
+
 @dataclass(frozen=True)
 class TrainingTask:
     """Supervised classification, regression or masked patch prediction.
@@ -162,13 +220,18 @@ class TrainingTask:
 
 
 def training_task(
-    settings: ObjectiveSettings, train_split: Split | None = None, *, class_weights: tuple[float, ...] = ()
+    settings: ObjectiveSettings,
+    train_split: Split | None = None,
+    *,
+    class_weights: tuple[float, ...] = (),
+    teacher: Distill | None = None,
 ) -> TrainingTask:
     """Return the task that a recipe's [objective] section describes.
 
     Args:
         train_split: whose numbers a regression scales; None where nothing is trained.
         class_weights: see `softmax_xent`.
+        teacher: the [distill] section, if there is one.
     """
     if settings.loss == "masked_patch":
         return TrainingTask(
@@ -192,7 +255,7 @@ def training_task(
         predict = partial(inference.predict_split, num_classes=train_split.num_classes, project=None)
         score = _scored(predict, multilabel_metrics)
     return TrainingTask(
-        objective=supervised(loss, mixup=settings.mixup, cutmix=settings.cutmix),
+        objective=supervised(loss, mixup=settings.mixup, cutmix=settings.cutmix, teacher=teacher),
         score=score,
         line=_several_line if gives_several else _class_line,
         published=lambda state: state,

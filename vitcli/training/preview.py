@@ -18,7 +18,7 @@ from vitcli import recipe as recipes
 from vitcli.data import loader
 from vitcli.data.parts.groups import groups_of_copies
 from vitcli.data.parts.image_hashes import hash_images
-from vitcli.data.sampler import derive_seed
+from vitcli.data.sampler import seed_of_part
 from vitcli.data.split import Split
 from vitcli.data.transforms import preprocessing_of, train_transform_of
 from vitcli.distributed.transfer import seed_generators
@@ -37,7 +37,7 @@ from vitcli.recipe.reading import data_words
 from vitcli.recipe.schema import Data
 from vitcli.training.many_runs.sweep import settle_size
 from vitcli.training.methods import resolutions
-from vitcli.training.objective import mix
+from vitcli.training.objective import draw_mixing
 from vitcli.training.run import sampler_of
 from vitcli.training.setup import MAX_MICRO_BATCH
 from vitcli.training.splits import RunData, check_labels, hold_out
@@ -173,9 +173,9 @@ def first_part(
     if not (mixup or cutmix):
         return batch, batch.images_BCHW, 1.0
     # Seeded as the first micro-batch of a run; to mix before or after the range is scaled is the same.
-    seed_generators(derive_seed(recipe.train.seed, "model", 0, 0), torch.device("cpu"))
-    mixed_BCHW, weight = mix(batch.images_BCHW.float(), mixup=mixup, cutmix=cutmix)
-    return batch, mixed_BCHW.round().to(torch.uint8), weight
+    seed_generators(seed_of_part(recipe.train.seed, 0, 0), torch.device("cpu"))
+    mixing = draw_mixing(batch.images_BCHW.shape[-2:], mixup=mixup, cutmix=cutmix)
+    return batch, mixing.mix(batch.images_BCHW.float()).round().to(torch.uint8), mixing.weight
 
 
 def _trained(recipe: Recipe, split: Split, options: PreviewOptions) -> tuple[list[Shown], list[int]]:

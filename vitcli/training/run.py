@@ -63,7 +63,9 @@ class TrainingRun:
         self.recipe, self.runtime = job.recipe, job.runtime
         self.num_threads = job.options.workers or loader.default_threads(job.runtime.cores)
         weights = loss_weights(job.splits.train, job.recipe)
-        self.task = training_task(job.recipe.objective, job.splits.train, class_weights=weights)
+        self.task = training_task(
+            job.recipe.objective, job.splits.train, class_weights=weights, teacher=job.recipe.distill
+        )
         self.path: Path | None = None
         # From the first step on.
         self.state: TrainingState | None = None
@@ -198,6 +200,10 @@ class TrainingRun:
             "measured_peak_memory_gib": peak_memory_gib(),
         }
 
+    def views(self, image_size: tuple[int, int], first_step: int) -> Iterator[Batch]:
+        """Load the micro-batches from `first_step` on as a teacher for images of another size sees them."""
+        return batches_of(self.job, first_step, num_threads=self.num_threads, image_size=image_size)
+
     def _open_folder(self) -> Path:
         """Lock the run folder, refuse another run's, and write what is known before the first step."""
         options, command, model = self.job.options, self.job.command, self.job.start.arch.name
@@ -320,6 +326,8 @@ class TrainingRun:
         """Pass the parts of the job to the loop; with --profile the first process traces three steps."""
         plan, objective = job.plan, self.task.objective
         batches = batches_of(job, state.step, num_threads=self.num_threads)
+        for method in job.methods:
+            batches = method.with_targets(self, batches, state.step)
         profiler = None
         if self.job.options.profile and self.folder:
             left = plan.total_steps - state.step
@@ -342,11 +350,19 @@ class TrainingRun:
             self.job.progress.note("\n".join(lines))
 
 
-def batches_of(job: TrainingJob, first_step: int, *, num_threads: int) -> Iterator[Batch]:
-    """Load this process's micro-batches of all steps from `first_step` on."""
+def batches_of(
+    job: TrainingJob, first_step: int, *, num_threads: int, image_size: tuple[int, int] | None = None
+) -> Iterator[Batch]:
+    """Load this process's micro-batches of all steps from `first_step` on.
+
+    Args:
+        image_size: height and width of a teacher's views; None for what is trained on.
+    """
     recipe, plan, split = job.recipe, job.plan, job.splits.train
     sampler = sampler_of(split, recipe, rank=job.runtime.rank, world_size=job.runtime.world_size)
     transform, sides = train_transform_of(recipe.data), recipe.schedule.image_sizes
+    if image_size:
+        transform, sides = replace(transform, image_size=image_size), None
     batches = partial(
         loader.train_batches,
         split,

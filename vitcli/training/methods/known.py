@@ -2,6 +2,7 @@
 
 from vitcli.recipe import Recipe
 from vitcli.training.methods.calibrate import CalibratedWeights
+from vitcli.training.methods.distillation import Distillation
 from vitcli.training.methods.early_stopping import EarlyStopping
 from vitcli.training.methods.method import Method
 from vitcli.training.methods.refit import RefittedHead
@@ -10,6 +11,7 @@ from vitcli.training.methods.wise_ft import WiseFineTuning
 from vitcli.training.splits import RunSplits
 
 METHODS: tuple[type[Method], ...] = (
+    Distillation,
     EarlyStopping,
     TunedThresholds,
     CalibratedWeights,

@@ -11,11 +11,12 @@
 No other moment is between two steps: the order of events there is read in `loop.train`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
+from vitcli.data.loader import Batch
 from vitcli.data.split import Split
 from vitcli.evaluation.predictions import Predictions
 from vitcli.recipe import Recipe
@@ -83,6 +84,10 @@ class Method:
 
     def before_steps(self, run: "TrainingRun") -> None:
         """Begin with the network of step 0, or of the checkpoint that a run resumes from."""
+
+    def with_targets(self, run: "TrainingRun", batches: Iterator[Batch], first: int) -> Iterator[Batch]:
+        """Return the micro-batches from update `first` on, with what the objective takes besides labels."""
+        return batches
 
     def observe(self, step: int, metrics: Any, weights: dict[str, Tensor]) -> None:
         """Take an evaluation of the dev split during training, and the weights that it is of."""

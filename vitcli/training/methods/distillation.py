@@ -1,0 +1,248 @@
+"""What a run learns from a teacher (`distill.teacher`): its probabilities for the views that are trained on.
+
+The view of an example is a function of the seed and its position in the run, so what a teacher says of it is
+computed once, stored in the user's cache and read by every run that sees the same views: another student or
+rate, or the same run when it is resumed. A row that is missing or damaged is computed again. Stored are the
+TOP largest probabilities and the sum of the others, in 16 bits each; what has just been computed is rounded
+in the same way, so a run has the same bits with and without a cache.
+
+B batch, K classes, T targets of a view.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import cache, cached_property, partial
+from math import inf, log
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitcli.cache import row_store, user_cache
+from vitcli.cache.row_store import RowStore
+from vitcli.data.loader import Batch
+from vitcli.data.sampler import seed_of_part, step_positions
+from vitcli.data.transforms import train_transform_of
+from vitcli.distributed import launch
+from vitcli.distributed.transfer import seed_generators
+from vitcli.errors import VitError
+from vitcli.evaluation.setup import settings_of_run
+from vitcli.output.text import size_text
+from vitcli.recipe import Recipe
+from vitcli.recipe.schema import Distill
+from vitcli.training.methods.method import Method
+from vitcli.training.objective import draw_mixing
+from vitcli.training.splits import RunSplits
+from vitcli.training.teacher import Teacher, image_size_of, open_teacher
+
+if TYPE_CHECKING:  # they import this module
+    from vitcli.training.run import TrainingRun
+
+TOP = 32  # probabilities of a view; with the sum of the others 132 bytes
+REVISION = 1  # raise it when targets change that have the same key
+KIND = "teachers"  # in the user's cache
+MOST_NEGATIVE = -65_000.0  # of the logarithm of a probability, in 16 bits
+UNCHANGED = 1  # the stamp of every row: the key tells of the images
+
+
+class Distillation(Method):
+    """The probabilities of teachers, added to each batch for the objective."""
+
+    settings: Distill
+
+    @staticmethod
+    def is_asked_for(command: str, recipe: Recipe, splits: RunSplits) -> bool:
+        return recipe.distill is not None
+
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe)
+        assert recipe.distill, "a run without a teacher has no such method"
+        self.settings = recipe.distill
+
+    def check(self, splits: RunSplits) -> None:
+        """Refuse augmentation that a teacher of another image size would not see as the student does."""
+        data, own = self.recipe.data, self.recipe.data.image_hw
+        of_pixels = {
+            "data.train_crop": data.train_crop == "random",
+            "data.randaugment": data.randaugment is not None,
+            "data.trivialaugment": data.trivialaugment,
+            "data.random_erasing": data.random_erasing > 0,
+        }
+        keys = [key for key, is_used in of_pixels.items() if is_used]
+        for name in self.settings.teacher:
+            size = image_size_of(name)
+            if size != own and keys:
+                raise VitError(
+                    f"{keys[0]} counts pixels, and the teacher sees images of {size_text(size)} px, the "
+                    f"student of {size_text(own)}",
+                    where=f"recipe keys {keys[0]}, distill.teacher = {name!r}",
+                    fix="--recipe modern/distill, whose views are the same at any size; or one size for both",
+                )
+
+    def with_targets(self, run: "TrainingRun", batches: Iterator[Batch], first: int) -> Iterator[Batch]:
+        return TeacherTargets(run, self.settings).added_to(batches, first)
+
+
+class TeacherTargets:
+    """What teachers say of the views of a run, with the plan that it has now."""
+
+    def __init__(self, run: "TrainingRun", settings: Distill):
+        self.job, self.settings, self.num_threads = run.job, settings, run.num_threads
+        self.num_classes = run.job.splits.train.num_classes
+        self._views_at = cache(partial(TeacherViews, run))
+        self.num_computed = self.num_read = 0
+
+    def added_to(self, batches: Iterator[Batch], first_step: int) -> Iterator[Batch]:
+        """Yield this process's micro-batches, from that step on, with their targets."""
+        plan, rank = self.job.plan, self.job.runtime.rank
+        store, size, step = self._store, plan.per_device_batch, first_step
+        for number, batch in enumerate(batches):
+            step, part = first_step + number // plan.accumulation_steps, number % plan.accumulation_steps
+            own = step_positions(
+                step, batch_size=plan.batch_size, rank=rank, world_size=self.job.runtime.world_size
+            )
+            positions = own[part * size : (part + 1) * size]
+            records_B = self._stored(store, positions) if store else None
+            if records_B is None:
+                records_B = self._computed(batch, step, part)
+                for position, record in zip(positions, records_B, strict=True):
+                    if store:
+                        store.add(position, UNCHANGED, record.reshape(1).view(np.uint8).reshape(-1, 1, 1))
+                self.num_computed += len(records_B)
+            else:
+                self.num_read += len(records_B)
+            yield replace(batch, targets=(unpacked(records_B),))
+        if number := self.num_computed + self.num_read:
+            read = f"{self.num_read:,} of {number:,} views were stored"
+            self.job.progress.detail(f"teacher: {read}, {self.num_computed:,} computed")
+
+    def _stored(self, store: RowStore, positions: range) -> np.ndarray | None:
+        """Return the records of all these views; None if one is missing."""
+        record, rows = record_of(self.num_classes), []
+        for position in positions:
+            content = store.get(position, UNCHANGED)
+            if content is None or content.nbytes != record.itemsize:
+                return None
+            rows.append(content.tobytes())
+        return np.frombuffer(b"".join(rows), record)
+
+    def _computed(self, batch: Batch, step: int, part: int) -> np.ndarray:
+        """Return the records of a micro-batch, which is mixed as the objective will mix it."""
+        launch.enter("the teacher")
+        job, mixing = self.job, None
+        objective, size = job.recipe.objective, batch.images_BCHW.shape[-2:]
+        if objective.mixup or objective.cutmix:
+            number = job.runtime.rank * job.plan.accumulation_steps + part
+            seed_generators(seed_of_part(job.recipe.train.seed, step, number), torch.device("cpu"))
+            mixing = draw_mixing(size, mixup=objective.mixup, cutmix=objective.cutmix)
+        logits = []
+        for teacher in self._teachers:
+            images_BCHW = batch.images_BCHW
+            if tuple(size) != teacher.image_size:
+                images_BCHW = self._views_at(teacher.image_size).at(step, part)
+            logits.append(teacher.logits(images_BCHW, mixing))
+        launch.enter(f"step {step + 1}")
+        return targets_of(logits, temperature=self.settings.temperature)
+
+    @cached_property
+    def _teachers(self) -> list[Teacher]:
+        job = self.job
+        settings = settings_of_run(job.recipe, job.runtime, job.progress, workers=self.num_threads)
+        settings = replace(settings, precision=job.runtime.precision)
+        return [open_teacher(name, job.splits.train, settings) for name in self.settings.teacher]
+
+    @cached_property
+    def _store(self) -> RowStore | None:
+        """The store of these views in the user's cache; None where it cannot be used."""
+        if self.job.recipe.data.cache == "off" or not user_cache.asked_limit():
+            return None
+        num_views = self.job.plan.total_steps * self.job.plan.batch_size
+        try:
+            return row_store.open_cached(KIND, self._about, num_views, limit_bytes=inf)
+        except OSError as error:
+            self.job.progress.note_once(f"note: what the teacher says is not stored: {error.strerror}")
+            return None
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        """Return everything that a target depends on but its position, as JSON: the key of the store."""
+        job, recipe, train = self.job, self.job.recipe, self.job.splits.train
+        data, objective, plan = recipe.data, recipe.objective, job.plan
+        is_mixed = bool(objective.mixup or objective.cutmix)
+        view = asdict(train_transform_of(data))
+        size = view.pop("image_size")
+        in_parts = is_mixed or train.block_starts is not None
+        return {
+            "revision": REVISION,
+            "name": f"{', '.join(self.settings.teacher)} on {data.dataset}",
+            "teachers": [[teacher.digest, teacher.image_size] for teacher in self._teachers],
+            "temperature": self.settings.temperature,
+            "data": [train.fingerprint, len(train), job.contents[0].images, data.on_bad_image],
+            "view": view,
+            "seed": recipe.train.seed,
+            "order": [data.sampling, data.shuffle_window],
+            "parts": [plan.batch_size, plan.per_device_batch] if in_parts else None,
+            "mixed": [objective.mixup, objective.cutmix, size] if is_mixed else None,
+            "computed": [job.runtime.precision, job.runtime.device.type, torch.__version__],
+        }
+
+
+class TeacherViews:
+    """Training images as a teacher of another size sees them, loaded from the first that is asked for on."""
+
+    def __init__(self, run: "TrainingRun", image_size: tuple[int, int]):
+        self._load, self._num_parts = partial(run.views, image_size), run.job.plan.accumulation_steps
+        self._next: tuple[int, int] | None = None
+        self._batches: Iterator[Batch] = iter(())
+
+    def at(self, step: int, part: int) -> Tensor:
+        """Return the images of a micro-batch of this process, (B, 3, H, W) uint8."""
+        if self._next != (step, part):
+            self._batches = self._load(step)
+            for _ in range(part):
+                next(self._batches)
+        self._next = (step, part + 1) if part + 1 < self._num_parts else (step + 1, 0)
+        return next(self._batches).images_BCHW
+
+
+def num_targets(num_classes: int) -> int:
+    """Return T: all classes, or the first TOP and one for the others."""
+    return min(num_classes, TOP + 1)
+
+
+def record_of(num_classes: int) -> np.dtype:
+    """Return how the targets of a view are stored."""
+    number = "<u2" if num_classes <= 2**16 else "<u4"
+    count = (num_targets(num_classes),)
+    return np.dtype([("classes", number, count), ("log_p", "<f2", count)])
+
+
+def targets_of(logits: Sequence[Tensor], *, temperature: float) -> np.ndarray:
+    """Return the records (B,) of the mean probabilities of teachers.
+
+    The last target stands for all other classes where there are more than TOP + 1; its class is 0.
+
+    Args:
+        logits: of each teacher, (B, K).
+    """
+    of_each = torch.stack([(logits_BK / temperature).log_softmax(dim=1) for logits_BK in logits])
+    log_p_BK = of_each.logsumexp(dim=0) - log(len(logits))
+    num_classes = log_p_BK.shape[1]
+    classes_BT, log_p_BT = torch.arange(num_classes).expand(log_p_BK.shape), log_p_BK
+    if num_targets(num_classes) < num_classes:
+        top_BT, classes_BT = log_p_BK.topk(TOP, dim=1)
+        others_B1 = log_p_BK.scatter(1, classes_BT, -inf).logsumexp(dim=1, keepdim=True)
+        log_p_BT = torch.cat([top_BT, others_B1], dim=1)
+        classes_BT = torch.cat([classes_BT, torch.zeros_like(classes_BT[:, :1])], dim=1)
+    records_B = np.empty(len(log_p_BK), record_of(num_classes))
+    records_B["classes"] = classes_BT.numpy()
+    records_B["log_p"] = log_p_BT.clamp(min=MOST_NEGATIVE).numpy()
+    return records_B
+
+
+def unpacked(records_B: np.ndarray) -> Tensor:
+    """Return records as `objective.teacher_xent` takes them, (B, T, 2) float32; probabilities add up to 1."""
+    log_p_BT = torch.from_numpy(records_B["log_p"].astype(np.float32)).log_softmax(dim=1)
+    classes_BT = torch.from_numpy(records_B["classes"].astype(np.float32))
+    return torch.stack([classes_BT, log_p_BT], dim=-1)
