@@ -117,6 +117,24 @@ def remembered(ckpt: str | None, dataset: str | None, *, keeps_head: bool = Fals
     return keys | ({"objective.loss": recipe.objective.loss} if is_trained else {})
 
 
+def student_of(
+    teachers: Sequence[str], ckpt: str | None, dataset: str | None
+) -> tuple[str | None, dict[str, Any], bool]:
+    """Return a student's checkpoint, the recipe keys of its data and teachers, and whether it keeps its head.
+
+    By default the student starts from the first teacher, with its head if that is of a run, and on its data.
+
+    Raises:
+        WeightsError, VitError: there is no such teacher.
+    """
+    for name in teachers:
+        (check_file if name.endswith(".onnx") else check_ckpt)(name, "--teacher")
+    first = next((name for name in teachers if not name.endswith(".onnx")), None)
+    of_run = data_of_run(first) if first else {}
+    keys = {"distill.teacher": list(teachers) or None, "data.dataset": dataset or of_run.get("data.dataset")}
+    return ckpt or first, keys, ckpt is None and bool(of_run)
+
+
 def policy_of_run(ckpt: str | None) -> dict[str, Any]:
     """Return what the run of a checkpoint does about images that cannot be read, unless it is the default."""
     from vitcli.recipe.reading import reading_keys

@@ -1,15 +1,17 @@
-"""`vit finetune` and `vit pretrain`."""
+"""`vit finetune`, `vit pretrain` and `vit distill`."""
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
 
-from vitcli.cli import inputs, options, submit
+from vitcli.cli import complete, inputs, options, submit
 from vitcli.cli.help import ADVANCED, MODEL, RUN, TRAIN, TRAINING
 from vitcli.cli.options import command, launch, option
 from vitcli.distributed import launch as launcher
@@ -17,6 +19,7 @@ from vitcli.errors import VitError
 from vitcli.output import text
 
 app = typer.Typer()
+NO_KEYS: Mapping[str, Any] = MappingProxyType({})
 
 
 # fmt: off
@@ -84,6 +87,12 @@ def minutes_of(text: str) -> float:
 KeepHead = Annotated[bool, option("--keep-head", MODEL,
     "Train on with the head of the checkpoint, for data with the same classes; the default is a new one. "
     "[model.head]")]
+Teachers = Annotated[list[str] | None, option("--teacher", MODEL,
+    "Required. Checkpoint or .onnx file to learn from; of several the mean of their probabilities. "
+    "Repeatable. [distill.teacher]", "CKPT", autocompletion=complete.ckpts)]
+Student = Annotated[str | None, option("--ckpt", MODEL,
+    "Initial weights of the student: anything that --ckpt of vit finetune takes (default: the first teacher, "
+    "with its head if it is a run). [model.ckpt]", "CKPT", autocompletion=complete.ckpts)]
 Folds = Annotated[int | None, option("--folds", TRAINING,
     "K-fold cross-validation: train N models, score each on its held-out fold, then train a final model on "
     "all images (default: 0, off). [train.folds]", "N")]
@@ -154,6 +163,52 @@ def pretrain(
     return _train("pretrain", recipe, training, devices, printing, verbose)
 
 
+@command(
+    app,
+    panel=TRAIN,
+    example="""\
+vit distill --teacher runs/photos --res 96 --out runs/small
+vit distill --teacher runs/large --ckpt timm/vit_tiny_patch16_224.augreg_in21k --dataset photos/""",
+    defaults={
+        "--steps": "by the recipe; modern/distill: 600",
+        "--batch-size": "by the recipe; modern/distill: 64",
+        "--lr": "by the recipe; modern/distill: 0.0003",
+        "--seed": "0",
+        "--runs": "1",
+    },
+)
+def distill(
+    *,
+    teacher: Teachers = None,
+    ckpt: Student = None,
+    recipe: options.RecipeOptions,
+    training: TrainingOptions,
+    devices: options.DeviceOptions,
+    verbose: options.Verbose = False,
+    printing: options.Printing,
+) -> int:
+    """Train a student on what a teacher says of its images.
+
+    What is said of each view is stored, so a second student costs no more than a run without a teacher. A
+    student without the teacher is trained beside it, and the better on the dev split is delivered.
+    """
+    if not teacher and not recipe.recipe:
+        raise typer.BadParameter("name a checkpoint or an .onnx file to learn from", param_hint="--teacher")
+    student, keys, keeps_head = inputs.student_of(teacher or (), ckpt, recipe.dataset)
+    asked = replace(recipe, recipe=recipe.recipe or "modern/distill", dataset=keys.pop("data.dataset", None))
+    return _train(
+        "finetune",
+        asked,
+        training,
+        devices,
+        printing,
+        verbose,
+        student,
+        keep_head=keeps_head,
+        more=asked.without_given(keys),
+    )
+
+
 def _train(
     name: str,
     recipe: options.RecipeOptions,
@@ -165,8 +220,13 @@ def _train(
     *,
     keep_head: bool = False,
     folds: int | None = None,
+    more: Mapping[str, Any] = NO_KEYS,
 ) -> int:
-    """Run a training command here or in the processes that the command line asks for."""
+    """Run a training command here or in the processes that the command line asks for.
+
+    Args:
+        more: recipe keys.
+    """
     began_at = launcher.began_at()
     from vitcli import recipe as recipes
     from vitcli.experiments import vtab
@@ -175,7 +235,7 @@ def _train(
     # Mistakes are reported before torch is loaded.
     overrides = recipe.set_ or ()
     recipe_keys = recipe.shorthands(ckpt, training.precision, keeps_head=keep_head) | training.recipe_keys()
-    recipe_keys |= {"model.head": "keep" if keep_head else None, "train.folds": folds}
+    recipe_keys |= {"model.head": "keep" if keep_head else None, "train.folds": folds, **more}
     groups = vtab.tasks_of(recipe.dataset) if name == "finetune" else {}
     if groups:
         task_recipes = vtab.resolve(list(groups), recipe.recipe, overrides, recipe_keys)

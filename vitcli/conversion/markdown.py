@@ -11,7 +11,17 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from vitcli.evaluation.calibration import selective
 from vitcli.evaluation.intervals import ENOUGH_TO_RESAMPLE, NUM_RESAMPLES
-from vitcli.output.text import average_lines, compute_text, count_of, delivery_text, percent, plain, size_text
+from vitcli.output.redaction import public_name
+from vitcli.output.text import (
+    average_lines,
+    compute_text,
+    count_of,
+    delivery_text,
+    percent,
+    plain,
+    size_text,
+    students_text,
+)
 from vitcli.weights import licences
 
 
@@ -29,11 +39,11 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    filters = (paragraph, code, cell, fenced, plain, percent, repr)
+    filters = (paragraph, code, cell, fenced, plain, percent, public_name, repr)
     env.filters |= {function.__name__: function for function in filters}
     env.filters |= {"form": format, "json": json.dumps, "quote": shlex.quote}
-    texts = (average_lines, compute_text, count_of, delivery_text, size_text, licences.is_non_commercial)
-    env.globals |= {function.__name__: function for function in texts}
+    texts = (average_lines, compute_text, count_of, delivery_text, size_text, students_text)
+    env.globals |= {function.__name__: function for function in (*texts, licences.is_non_commercial)}
     env.globals |= {"threshold_rows": selective.table_rows, "UNKNOWN_LICENCE": licences.UNKNOWN}
     env.globals |= {"NUM_RESAMPLES": NUM_RESAMPLES, "ENOUGH_TO_RESAMPLE": ENOUGH_TO_RESAMPLE}
     return env

@@ -251,6 +251,7 @@ class TrainingSummary(ResultSummary, Scores):
         "thresholds_chosen_on", "license", "findings",
         "probe_top1", "finetuned_top1", "delivered", "delivered_alpha", "interpolation", "choice_split",
         "num_choice_examples", "probe_head", "refit", "diverged", "best_step", "belief",
+        "distill",
     })  # fmt: skip
 
     command: Literal["finetune", "pretrain"]

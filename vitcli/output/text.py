@@ -244,6 +244,20 @@ def average_lines(average: dict[str, Any]) -> list[str]:
     return lines
 
 
+def students_text(record: dict[str, Any]) -> str:
+    """Return which student is delivered, and what the dev split says of the two."""
+    with_it, without = (record[name]["dev_top1"] for name in ("distilled", "plain"))
+    images = count_of(record["num_dev_examples"], "image")
+    scores = f"{with_it:.2%} with it, {without:.2%} without on {images} of the dev split"
+    made = {"distilled": "the student of the teacher", "plain": "the student without the teacher"}
+    verdict = f"{made[record['delivered']]}: {scores} (McNemar p = {record['mcnemar_p']:.2g})"
+    teacher = record["teacher_top1"]
+    if teacher is None:
+        return verdict
+    test = [f"{record[name]['top1']:.2%}" for name in ("distilled", "plain")]
+    return f"{verdict}; of the images scored {test[0]} with it, {test[1]} without, teacher {teacher:.2%}"
+
+
 def probe_head_text(facts: dict[str, Any], *, head_layers: int = 0) -> str:
     """Return how the head of a run started as a closed form.
 

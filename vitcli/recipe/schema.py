@@ -340,8 +340,8 @@ class Train(Section):
 class Distill(Section):
     """A teacher: a run learns its answers for the views that it trains on (arXiv 1503.02531, 2106.05237)."""
 
-    teacher: Ckpts = key(
-        "checkpoints, or .onnx files; the mean of the probabilities of several is learned (docs/distill.md)"
+    teacher: Ckpts | None = key(
+        "checkpoints, or .onnx files; of several the mean of the probabilities (docs/distill.md)", None
     )
     weight: UnitInterval = key("fraction of the loss that is about its answers; labels have the rest", 1.0)
     temperature: Positive = key("divides the logits of both", 1.0)
@@ -349,8 +349,8 @@ class Distill(Section):
 
     @field_validator("teacher")
     @classmethod
-    def _keep_credentials_apart(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(without_credentials, names))
+    def _keep_credentials_apart(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return names and tuple(map(without_credentials, names))
 
 
 class Eval(WithAddress):

@@ -33,6 +33,7 @@ from vitcli.output.text import (
     size_text,
     skipped,
     speed,
+    students_text,
     within,
 )
 from vitcli.training.many_runs.sweep_results import accuracy_of, reason, remarks, values_text
@@ -61,6 +62,8 @@ def _brief(summary: dict[str, Any], *, width: int | None = None) -> str:
         rows.append(("chosen", Folded(_chosen(summary))))
     if average := summary.get("average"):
         rows.append(("average", average_lines(average)[-1 if average["accepted"] is None else 1]))
+    if record := summary.get("distill"):
+        rows.append(("delivered", Folded(students_text(record))))
     rows += _weak_places(summary)
     if "delivered" in summary:
         rows.append(("delivered", brief_delivery(summary)))
@@ -178,6 +181,8 @@ def all_rows(summary: dict[str, Any], *, width: int | None = None) -> str:
     if average := summary.get("average"):
         made, *more = average_lines(average)
         rows += [("average", made), *(("", line) for line in more)]
+    if record := summary.get("distill"):
+        rows.append(("students", students_text(record)))
     rows += [("speed", speed(summary)), ("run folder", Verbatim(summary["run_dir"]))]
     text = pairs(rows, width=width)
     if choices := summary.get("choices"):

@@ -26,6 +26,7 @@ from vitcli.training.many_runs import sweep_results
 from vitcli.training.many_runs.average import average_of_sweep
 from vitcli.training.many_runs.average_inputs import refuse_multilabel, refuse_to_average
 from vitcli.training.many_runs.runs import ManyRuns, SharedParts, Stage
+from vitcli.training.many_runs.students import Students, refuse_without_teacher
 from vitcli.training.many_runs.sweep_results import Trial
 from vitcli.training.run import run as run_job
 from vitcli.training.setup import MakeModel, RunOptions, set_up
@@ -39,12 +40,14 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
     Args:
         make_model: builds the network for the recipe of one run and its training split.
     """
+    refuse_without_teacher(recipe)
     data = RunData(starts_of(recipe), quiet=options.quiet)
     plan_only = options.dry_run and not options.measure
     recipe = settle_size(recipe, data, plan_only=plan_only)
     recipe = settle_pixels(recipe, command, quiet=options.quiet)
     is_sweep, num_folds = bool(recipe.choices) or recipe.train.runs > 1, recipe.train.folds
-    if options.arms_parallel and not (is_sweep or num_folds):
+    is_compared = recipe.distill is not None and recipe.distill.compare
+    if options.arms_parallel and not (is_sweep or num_folds or is_compared):
         fix = "list values, such as --lr 0.003,0.01, or set train.runs or train.folds; or leave it out"
         raise VitError("there is only one run", where="--arms-parallel", fix=fix)
     if options.out and not options.overwrite and not options.dry_run:
@@ -63,6 +66,10 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
             num_runs = (num_folds + 1) * (len(recipes.trials(recipe)) * bool(recipe.choices) + 1)
             folds = CrossValidation(command, recipe, options, shared_parts(options, num_runs=num_runs))
             return folds.plan() if options.dry_run else folds.run()
+    if is_compared:
+        with shared_process_group():
+            students = Students(command, recipe, options, shared_parts(options, num_runs=2))
+            return students.plan() if options.dry_run else students.run()
     if recipe.train.average_runs != "none":
         refuse_to_average(command, recipe, options)
     if not is_sweep:

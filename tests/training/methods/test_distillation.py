@@ -1,0 +1,181 @@
+"""Teachers: what a student learns of them, and that storing it changes no bit."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import Outcome, run
+from tests.training.test_finetune import SMALL, fingerprint, small_run
+from vitcli.cache import user_cache
+from vitcli.training.methods import distillation
+from vitcli.training.methods.distillation import TOP, record_of, targets_of, unpacked
+from vitcli.training.objective import Mixing, teacher_xent
+from vitcli.training.teacher import NetworkTeacher
+
+RNG = np.random.default_rng(0)
+# Two parts a step, epochs that end inside one, dropout, mixing of both kinds, another size than the teacher's.
+TAUGHT = (
+    *("--batch-size", 10, "--per-device-batch", 5, "--precision", "fp32"),
+    *("--set", "data.train_crop=inception", "--set", "data.crop_area=[0.5,1]", "--set", "train.save_every=2"),
+    *("--set", "data.crop_aspect=[0.8,1.25]", "--set", "data.resize=none", "--set", "train.log_every=1"),
+    *("--set", "objective.mixup=0.5", "--set", "objective.cutmix=1.0", "--set", "distill.compare=false"),
+)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    logits = logits.astype(np.float64)
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """A cache of this test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return user_cache.cache_folder("teachers")
+
+
+def taught(photos: Path, teacher: Path, out: Path, *more: object) -> dict[str, str]:
+    """Train on what a teacher says; return the hashes of all that the run made."""
+    more = ("--set", f"distill.teacher={teacher}", "--set", "model.dropout=0.1", *more)
+    small_run(photos, out, *TAUGHT, *more, steps=5)
+    return fingerprint(out)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+def test_the_loss_is_the_divergence_from_the_teacher_times_the_square_of_the_temperature(temperature):
+    teacher, student = RNG.normal(0, 3, (2, 6, 5))
+    log_p, log_q = (log_softmax(logits / temperature) for logits in (teacher, student))
+    targets = unpacked(targets_of([torch.from_numpy(teacher)], temperature=temperature))
+
+    loss = teacher_xent(torch.from_numpy(student), targets, temperature=temperature)
+
+    expected = temperature**2 * (np.exp(log_p) * (log_p - log_q)).sum(axis=1).mean()
+    assert float(loss) == pytest.approx(expected, abs=2e-3)  # of 16 bits
+    assert float(teacher_xent(torch.from_numpy(teacher), targets, temperature=temperature)) < 1e-4
+
+
+def test_of_many_classes_those_beyond_the_first_count_as_one():
+    teacher, student = RNG.normal(0, 3, (2, 4, 1_000))
+    log_p, log_q = log_softmax(teacher), log_softmax(student)
+    records = targets_of([torch.from_numpy(teacher)], temperature=1.0)
+
+    loss = teacher_xent(torch.from_numpy(student), unpacked(records), temperature=1.0)
+
+    assert record_of(1_000).itemsize == 4 * (TOP + 1)
+    expected = 0.0
+    for p, q, record in zip(np.exp(log_p), np.exp(log_q), records, strict=True):
+        first = np.argsort(-p)[:TOP]
+        assert set(first) == set(record["classes"][:TOP].tolist())
+        sums = [(p[first[k]], q[first[k]]) for k in range(TOP)]
+        sums.append((1 - p[first].sum(), 1 - q[first].sum()))
+        expected += sum(a * math.log(a / b) for a, b in sums) / len(records)
+    assert float(loss) == pytest.approx(expected, rel=2e-3)
+
+
+def test_of_several_teachers_the_mean_of_the_probabilities_is_learned():
+    one, other = (torch.from_numpy(RNG.normal(0, 2, (3, 4))) for _ in range(2))
+
+    targets = unpacked(targets_of([one, other], temperature=1.0))
+
+    mean = (one.softmax(dim=1) + other.softmax(dim=1)) / 2
+    assert targets[..., 0].tolist() == [[0, 1, 2, 3]] * 3
+    assert torch.allclose(targets[..., 1].exp().double(), mean, atol=1e-3)
+
+
+def test_a_probability_of_nothing_is_a_finite_target():
+    logits = torch.tensor([[0.0, -1e9, 5.0]])
+
+    targets = unpacked(targets_of([logits], temperature=1.0))
+
+    assert targets.isfinite().all() and float(targets[0, 2, 1].exp()) == pytest.approx(0.9933, abs=1e-3)
+    assert torch.isfinite(teacher_xent(torch.zeros(1, 3), targets, temperature=1.0))
+
+
+def test_a_box_that_is_cut_is_at_the_same_place_at_another_size():
+    small, large = torch.rand(2, 3, 8, 12), torch.rand(2, 3, 16, 24)
+    mixing = Mixing(0.5, (2 / 8, 5 / 8, 0.0, 3 / 12))
+
+    for images, scale in ((small, 1), (large, 2)):
+        mixed = mixing.mix(images)
+        is_cut = (mixed == images.roll(1, 0)).all(dim=(0, 1))
+        expected = torch.zeros(is_cut.shape, dtype=torch.bool)
+        expected[2 * scale : 5 * scale, : 3 * scale] = True
+        assert torch.equal(is_cut, expected)
+
+
+def test_what_is_stored_of_a_teacher_changes_no_bit(photos, plain_run, cache, tmp_path, monkeypatch):
+    asked = []
+    logits = NetworkTeacher.logits
+    monkeypatch.setattr(
+        NetworkTeacher, "logits", lambda self, *given: asked.append(len(given[0])) or logits(self, *given)
+    )
+
+    online = taught(photos, plain_run, tmp_path / "online", "--set", "data.cache=off")
+    assert sum(asked) == 50 and not cache.exists()
+    first = taught(photos, plain_run, tmp_path / "first")
+    assert sum(asked) == 100
+    # Another rate asks nobody; a store with damage in it the part that holds the damage.
+    taught(photos, plain_run, tmp_path / "rate", "--lr", 0.01)
+    again = taught(photos, plain_run, tmp_path / "again")
+    assert sum(asked) == 100
+    (rows,) = cache.glob("*/rows-*")
+    content = bytearray(rows.read_bytes()[:64])
+    content[1] ^= 1
+    with rows.open("r+b") as file:
+        file.write(content)
+    damaged = taught(photos, plain_run, tmp_path / "damaged")
+    assert sum(asked) == 105
+
+    assert online == first == again == damaged
+    assert online != taught(photos, plain_run, tmp_path / "seed", "--seed", 1) and sum(asked) == 155
+
+
+def test_the_teacher_sees_the_views_of_the_student(photos, plain_run, cache, tmp_path, monkeypatch):
+    """A student that is the teacher has nothing to learn: its loss is 0 but for the rounding to 16 bits."""
+    words = ("finetune", "--recipe", "finetune/default", "--ckpt", plain_run, "--keep-head", "--quiet")
+    words += ("--json", "--lr", 1e-9)
+
+    def losses_of(name: str) -> list[float]:
+        given = (*TAUGHT, "--set", f"distill.teacher={plain_run}", "--steps", 3)
+        outcome = run(*words, "--dataset", photos, "--out", tmp_path / name, *given)
+        assert outcome.code == 0, outcome.err + outcome.out
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        return [record["loss"] for record in map(json.loads, lines) if "loss" in record]
+
+    assert max(losses_of("same")) < 1e-4
+    monkeypatch.setattr(distillation, "seed_of_part", lambda seed, step, part: seed + 1)  # mixed otherwise
+    monkeypatch.setattr(distillation, "REVISION", 2)
+    assert max(losses_of("other")) > 1e-3
+
+
+def refusal(photos: Path, *words: object) -> dict:
+    outcome: Outcome = run(*SMALL, "--dataset", photos, "--steps", 2, *words, "--dry-run")
+    assert outcome.code != 0, outcome.out
+    return outcome.json["error"] | {"code": outcome.code}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "what"),
+    [
+        (("distill.weight=0.5",), 2, "no teacher is named"),
+        (("distill.teacher=nowhere.onnx",), 2, "there is no file nowhere.onnx"),
+        (("distill.teacher=nowhere",), 4, "no file, folder or known weights called 'nowhere'"),
+        (("distill.teacher=demo", "objective.loss=sigmoid"), 2, "one class per image"),
+        (("distill.teacher=demo", "distill.temperature=0"), 2, "out of its range"),
+        (("distill.teacher=demo", "distill.weight=1.5"), 2, "out of its range"),
+        (("distill.teacher=[]",), 2, "distill.teacher"),
+        (("distill.teacher=demo", "train.runs=2"), 2, "makes two runs"),
+        (("distill.teacher=demo", "data.dev_fraction=0"), 2, "data.dev_fraction is 0"),
+        (("distill.teacher=demo", "data.trivialaugment=true"), 2, "data.trivialaugment counts pixels"),
+        (("distill.teacher=demo", "train.batch_size=[4,8]"), 2, "lists values to choose from"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_learned_is_refused_before_anything_is_written(photos, words, code, what):
+    error = refusal(photos, *(word for key in words for word in ("--set", key)))
+
+    assert error["code"] == code and what in error["message"], error
