@@ -49,7 +49,7 @@ def test_the_list_has_every_entry_with_its_size_and_time(folder):
     put("weights", 2)
     result = listing.list_cache()
 
-    decoded, features, shards, weights = result["kinds"]
+    decoded, features, _, shards, weights = result["kinds"]
     assert (decoded["entries"], features["entries"], shards["entries"], weights["entries"]) == (1, 0, 0, 1)
     assert 100_000 <= decoded["bytes"] <= 120_000
     assert result["bounded_bytes"] == decoded["bytes"] and result["folder"] == str(folder)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitcli.training.objective import cut_and_mix, loss_fn, sigmoid_xent, softmax_xent, supervised
+from vitcli.training.objective import draw_box, loss_fn, sigmoid_xent, softmax_xent, supervised
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(0, 3, (6, 4))
@@ -189,7 +189,8 @@ def test_boxes_of_cutmix_are_timm_s_and_the_weight_is_the_area_that_is_left(size
         kept = float(torch.distributions.Beta(1.0, 1.0).sample())
         y, x = (int(torch.randint(side, ())) for side in size)
         torch.manual_seed(seed)
-        mixed, weight = cut_and_mix(images, 1.0)
+        mixing = draw_box(size, 1.0)
+        mixed, weight = mixing.mix(images), mixing.weight
         inside = torch.from_numpy(box_of(*size, kept, y, x))
         expected = torch.where(inside, images.roll(1, 0), images)
 

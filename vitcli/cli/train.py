@@ -53,6 +53,11 @@ class TrainingOptions:
     measure: Annotated[bool, option("--measure", ADVANCED, "With --dry-run: time ten real steps.")] = False
     profile: options.Profile = False
 
+    def of_run(self) -> dict[str, Any]:
+        """Return the options of a run that have the same name there."""
+        names = ("out", "track", "overwrite", "dry_run", "measure", "profile")
+        return {name: getattr(self, name) for name in names}
+
     def recipe_keys(self) -> dict[str, Any]:
         """Return the values by recipe key; VitError for two durations."""
         if self.steps is not None and self.epochs is not None:
@@ -257,13 +262,8 @@ def _train(
     # With --arms-parallel each process has a run of its own, so nothing is launched here.
     launch(None if training.arms_parallel else devices.num_processes, devices.device)
     run_options = devices.run_options(
-        out=training.out,
-        track=training.track,
+        **training.of_run(),
         arms_parallel=_num_parallel_runs(devices) if training.arms_parallel else 0,
-        overwrite=training.overwrite,
-        dry_run=training.dry_run,
-        measure=training.measure,
-        profile=training.profile,
         quiet=printing.quiet,
         verbose=verbose,
         began_at=began_at,

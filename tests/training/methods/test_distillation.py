@@ -17,7 +17,7 @@ from vitcli.training.objective import Mixing, teacher_xent
 from vitcli.training.teacher import NetworkTeacher
 
 RNG = np.random.default_rng(0)
-# Two parts a step, epochs that end inside one, dropout, mixing of both kinds, another size than the teacher's.
+# Two parts a step, epochs that end inside one, mixing of both kinds.
 TAUGHT = (
     *("--batch-size", 10, "--per-device-batch", 5, "--precision", "fp32"),
     *("--set", "data.train_crop=inception", "--set", "data.crop_area=[0.5,1]", "--set", "train.save_every=2"),
