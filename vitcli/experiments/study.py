@@ -27,7 +27,7 @@ WRITE_EVERY_S = 60.0  # between updates of tables and figures while runs are in 
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedStudy:
     """Study with its runs and their recipes, all checked.
 
     Attributes:
@@ -63,7 +63,7 @@ class StudyActions:
     score: Callable[[Path, str, Path], float | None]
 
 
-def prepare(view: str, name: str, overrides: Sequence[str]) -> Prepared:
+def prepare(view: str, name: str, overrides: Sequence[str]) -> PreparedStudy:
     """Read the study and resolve the recipe of every run.
 
     Raises:
@@ -80,10 +80,10 @@ def prepare(view: str, name: str, overrides: Sequence[str]) -> Prepared:
         problem = "all runs of this study train on the same images"
         fix = f'grid.num_examples = [1000, "all"], or vit study compute {name}'
         raise VitError(problem, where=f"{file}, grid.num_examples", fix=fix)
-    return Prepared(view, Path(name).stem, study, cells, recipes)
+    return PreparedStudy(view, Path(name).stem, study, cells, recipes)
 
 
-def plan(prepared: Prepared, actions: StudyActions) -> dict[str, Any]:
+def plan(prepared: PreparedStudy, actions: StudyActions) -> dict[str, Any]:
     """Return the object of --dry-run: every run with its cost; reads no data."""
     from vitcli.distributed.runtime import shared_process_group
 
@@ -100,7 +100,7 @@ def plan(prepared: Prepared, actions: StudyActions) -> dict[str, Any]:
 
 
 def run(
-    prepared: Prepared, actions: StudyActions, *, out: Path | None, overwrite: bool, quiet: bool
+    prepared: PreparedStudy, actions: StudyActions, *, out: Path | None, overwrite: bool, quiet: bool
 ) -> dict[str, Any]:
     """Train and score every run that is not finished yet, and write tables and figures to OUT.
 
@@ -164,7 +164,7 @@ def run(
     return result
 
 
-def _write_results(prepared: Prepared, plans: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _write_results(prepared: PreparedStudy, plans: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Write what all workers have finished by now; return the object of --json."""
     result = _result(prepared, plans, _scores(folder, prepared), folder)
     if result["num_finished"]:
@@ -172,7 +172,7 @@ def _write_results(prepared: Prepared, plans: Mapping[str, Any], folder: Path) -
     return result
 
 
-def _scores(folder: Path, prepared: Prepared) -> dict[str, dict[str, float] | None]:
+def _scores(folder: Path, prepared: PreparedStudy) -> dict[str, dict[str, float] | None]:
     """Return the scores of finished runs, by cell; None for the others."""
     return {
         cell.name: study_folder.scores_of(_run_dir(folder, cell), recipe, prepared.study.score)
@@ -215,7 +215,7 @@ def _checked(draft: Draft, file: str, mistakes: list[Problem], *, training: bool
     return recipe
 
 
-def _plans(prepared: Prepared, actions: StudyActions) -> dict[str, dict[str, Any]]:
+def _plans(prepared: PreparedStudy, actions: StudyActions) -> dict[str, dict[str, Any]]:
     """Return the plan of each point; it is the same for all seeds."""
     plans: dict[str, dict[str, Any]] = {}
     for cell, recipe in zip(prepared.cells, prepared.recipes, strict=True):
@@ -237,7 +237,7 @@ def _plans(prepared: Prepared, actions: StudyActions) -> dict[str, dict[str, Any
     return plans
 
 
-def _planned(prepared: Prepared, plans: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _planned(prepared: PreparedStudy, plans: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return every run with its plan, in order."""
     return [
         {
@@ -264,7 +264,7 @@ def _scoring(score: Score) -> dict[str, Any]:
 
 
 def _result(
-    prepared: Prepared, plans: Mapping[str, Any], scores: Mapping[str, Any], folder: Path
+    prepared: PreparedStudy, plans: Mapping[str, Any], scores: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
     cells = _planned(prepared, plans)
     for planned, cell in zip(cells, prepared.cells, strict=True):
