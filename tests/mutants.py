@@ -15,6 +15,7 @@ from tests.mutants_of_parts import OF_PARTS
 from tests.mutants_of_results import OF_RESULTS
 from tests.mutants_of_scores import OF_SCORES
 from tests.mutants_of_screens import OF_SCREENS
+from tests.mutants_of_teachers import OF_TEACHERS
 from tests.mutants_of_teaching import OF_TEACHING
 from tests.mutants_of_training import OF_TRAINING
 
@@ -225,9 +226,12 @@ OF_RUNS = {
         ),
     },
     ("vitcli/training/loop.py", "tests/training/test_loop.py"): {
-        "dropout is the same in every micro-batch": ('"model", step, global_part', '"model", step, 0'),
-        "dropout is the same in every step": ('"model", step, global_part', '"model", 0, global_part'),
-        "dropout ignores the seed": ("derive_seed(settings.seed, ", "derive_seed(0, "),
+        "dropout is the same in every micro-batch": ("step, runtime.rank * parts + part)", "step, 0)"),
+        "dropout is the same in every step": (
+            "_of_part(settings.seed, step, ",
+            "_of_part(settings.seed, 0, ",
+        ),
+        "dropout ignores the seed": ("_of_part(settings.seed, ", "_of_part(0, "),
         "a gradient that is not finite goes on": (
             "(may_overflow or math.isfinite(self._grad_norm))",
             "True",
@@ -282,8 +286,8 @@ OF_RUNS = {
     },
     ("vitcli/training/objective.py", "tests/training/test_objective.py"): {
         "MixUp's targets are exchanged": (
-            "weight * loss(logits_BK, labels) + (1 - weight)",
-            "(1 - weight) * loss(logits_BK, labels) + weight",
+            "weight * of_labels + (1 - weight) * loss",
+            "(1 - weight) * of_labels + weight * loss",
         ),
         "MixUp's target is the other neighbour": ("labels.roll(1, dims=0)", "labels.roll(-1, dims=0)"),
         "MixUp's weight is below a half": ("max(drawn, 1 - drawn)", "min(drawn, 1 - drawn)"),
@@ -509,7 +513,7 @@ OF_RUNS = {
     },
 }
 
-BY_PACKAGE = (OF_FIGURES, OF_DATA, OF_FILES, OF_SCORES, OF_SCREENS, OF_TRAINING, OF_TEACHING)
+BY_PACKAGE = (OF_FIGURES, OF_DATA, OF_FILES, OF_SCORES, OF_SCREENS, OF_TRAINING, OF_TEACHING, OF_TEACHERS)
 MUTANTS = [
     Mutant(what, file, before, after, tests)
     for part in (OF_RUNS, OF_RESULTS, OF_PARTS, *BY_PACKAGE)

@@ -7,14 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.conftest import Outcome, run
 from tests.training.test_finetune import SMALL, fingerprint, small_run
 from vitcli.cache import user_cache
+from vitcli.data import loader
+from vitcli.data.dataset import DataSet
+from vitcli.data.split import Split
+from vitcli.data.transforms import to_model_range
+from vitcli.distributed.runtime import start as start_runtime
+from vitcli.evaluation.inference import EvalSettings
+from vitcli.output.progress import Progress
 from vitcli.training.methods import distillation
 from vitcli.training.methods.distillation import TOP, record_of, targets_of, unpacked
 from vitcli.training.objective import Mixing, teacher_xent
 from vitcli.training.teacher import NetworkTeacher
+from vitcli.weights.io import read_weights
+from vitcli.weights.load import load
 
 RNG = np.random.default_rng(0)
 # Two parts a step, epochs that end inside one, mixing of both kinds.
@@ -150,6 +160,89 @@ def test_the_teacher_sees_the_views_of_the_student(photos, plain_run, cache, tmp
     monkeypatch.setattr(distillation, "seed_of_part", lambda seed, step, part: seed + 1)  # mixed otherwise
     monkeypatch.setattr(distillation, "REVISION", 2)
     assert max(losses_of("other")) > 1e-3
+
+
+def test_a_teacher_of_another_size_sees_the_same_crops_in_the_same_mixture(
+    photos, plain_run, cache, tmp_path, monkeypatch
+):
+    seen, trained = [], []
+    logits, added_to = NetworkTeacher.logits, distillation.TeacherTargets.added_to
+
+    def watched(self, batches, first):
+        for batch in added_to(self, batches, first):
+            trained.append(batch.images_BCHW)
+            yield batch
+
+    monkeypatch.setattr(
+        NetworkTeacher, "logits", lambda self, *given: seen.append(given[0]) or logits(self, *given)
+    )
+    monkeypatch.setattr(distillation.TeacherTargets, "added_to", watched)
+    with_others = taught(photos, plain_run, tmp_path / "run", "--res", 24)
+
+    assert with_others and {images.shape[-1] for images in seen} == {16}
+    for teachers, students in zip(seen, trained, strict=True):
+        small = torch.nn.functional.interpolate(students.float(), (16, 16), mode="bilinear", antialias=True)
+        both = small, teachers.float()
+        rows = [(images - images.mean(dim=(2, 3), keepdim=True)).flatten(1) for images in both]
+        similar = torch.corrcoef(torch.cat(rows))[: len(small), len(small) :]
+        assert similar.diagonal().min() > 0.8 and (similar - similar.diag().diag()).max() < 0.5
+
+
+@pytest.fixture
+def settings() -> EvalSettings:
+    runtime = start_runtime("fp32")
+    return EvalSettings(
+        runtime, batch_size=4, on_bad_image="error", num_threads=1, progress=Progress(quiet=True)
+    )
+
+
+def views_of(split: Split, count: int) -> torch.Tensor:
+    rows = [loader.read_example(split, row)[0][:16, :16] for row in range(0, 2 * count, 2)]
+    return torch.from_numpy(np.stack(rows)).permute(0, 3, 1, 2)
+
+
+def test_a_teacher_answers_in_the_order_of_the_classes_of_the_data(photos, plain_run, settings):
+    train = DataSet(str(photos)).open("train")
+    turned = train.relabelled(np.array([1, 0]), train.class_names[::-1])
+    views = views_of(train, 3)
+
+    one, other = (
+        NetworkTeacher(str(plain_run), split, settings).logits(views, None) for split in (train, turned)
+    )
+
+    assert torch.equal(one, other[:, [1, 0]]) and not torch.equal(one, other)
+
+
+def test_a_teacher_for_other_classes_has_the_closed_form_as_its_head(photos, settings):
+    train = DataSet(str(photos)).open("train")
+    teacher = NetworkTeacher("demo", train, settings)
+    rows = [loader.read_example(train, row) for row in range(len(train))]
+    views = torch.from_numpy(np.stack([resized(image) for image, _ in rows])).permute(0, 3, 1, 2)
+
+    logits = teacher.logits(views, None)
+
+    labels = torch.tensor([label for _, label in rows])
+    assert logits.shape == (24, 2) and (logits.argmax(dim=1) == labels).float().mean() > 0.9
+    assert "closed form" in teacher.note
+
+
+def resized(image_HWC: np.ndarray) -> np.ndarray:
+    return np.asarray(Image.fromarray(image_HWC).resize((64, 64)))
+
+
+def test_views_are_mixed_with_each_other_alone(photos, plain_run, settings):
+    """Five images are padded to eight for the forward pass; none of these is a neighbour."""
+    train = DataSet(str(photos)).open("train")
+    teacher, views, mixing = NetworkTeacher(str(plain_run), train, settings), views_of(train, 5), Mixing(0.7)
+
+    logits = teacher.logits(views, mixing)
+
+    pixels = to_model_range(views, mean=(0.5,) * 3, std=(0.5,) * 3)
+    weights = read_weights(str(plain_run), quiet=True)
+    network = load(weights)[0].eval()
+    with torch.no_grad():
+        expected = network(mixing.mix(pixels))
+    assert torch.allclose(logits, expected, atol=1e-5)
 
 
 def refusal(photos: Path, *words: object) -> dict:

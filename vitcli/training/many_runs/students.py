@@ -23,6 +23,7 @@ from vitcli.recipe import Recipe
 from vitcli.training.many_runs.average import DevScore, paired_test
 from vitcli.training.many_runs.runs import ManyRuns, SharedParts, Stage
 from vitcli.training.many_runs.sweep_results import plan_of_all, totals_of
+from vitcli.training.methods.distillation import check_views
 from vitcli.training.setup import RunOptions
 from vitcli.training.text import run_line
 from vitcli.weights.io import read_weights
@@ -63,6 +64,7 @@ class Students:
 
     def run(self) -> dict[str, Any]:
         """Make both runs, write the folder that holds them and return its summary."""
+        check_views(self.recipe)  # before the student without the teacher is trained
         with self.runs.opened() as path:
             self.shared.progress.note(f"a student without the teacher, then one with it, into {path}")
             jobs = [(path / ARMS / name, each) for name, each in zip(STUDENTS, self._recipes(), strict=True)]

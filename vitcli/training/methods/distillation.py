@@ -61,27 +61,36 @@ class Distillation(Method):
         self.settings = recipe.distill
 
     def check(self, splits: RunSplits) -> None:
-        """Refuse augmentation that a teacher of another image size would not see as the student does."""
-        data, own = self.recipe.data, self.recipe.data.image_hw
-        of_pixels = {
-            "data.train_crop": data.train_crop == "random",
-            "data.randaugment": data.randaugment is not None,
-            "data.trivialaugment": data.trivialaugment,
-            "data.random_erasing": data.random_erasing > 0,
-        }
-        keys = [key for key, is_used in of_pixels.items() if is_used]
-        for name in self.settings.teacher:
-            size = image_size_of(name)
-            if size != own and keys:
-                raise VitError(
-                    f"{keys[0]} counts pixels, and the teacher sees images of {size_text(size)} px, the "
-                    f"student of {size_text(own)}",
-                    where=f"recipe keys {keys[0]}, distill.teacher = {name!r}",
-                    fix="--recipe modern/distill, whose views are the same at any size; or one size for both",
-                )
+        check_views(self.recipe)
 
     def with_targets(self, run: "TrainingRun", batches: Iterator[Batch], first: int) -> Iterator[Batch]:
         return TeacherTargets(run, self.settings).added_to(batches, first)
+
+
+def check_views(recipe: Recipe) -> None:
+    """Refuse augmentation that a teacher of another image size would not see as the student does.
+
+    Raises:
+        VitError: as described, or a teacher cannot be read.
+    """
+    assert recipe.distill, "it has a teacher"
+    data, own = recipe.data, recipe.data.image_hw
+    of_pixels = {
+        "data.train_crop": data.train_crop == "random",
+        "data.randaugment": data.randaugment is not None,
+        "data.trivialaugment": data.trivialaugment,
+        "data.random_erasing": data.random_erasing > 0,
+    }
+    keys = [key for key, is_used in of_pixels.items() if is_used]
+    for name in recipe.distill.teacher or ():
+        size = image_size_of(name)
+        if size != own and keys:
+            raise VitError(
+                f"{keys[0]} counts pixels, and the teacher sees images of {size_text(size)} px, the "
+                f"student of {size_text(own)}",
+                where=f"recipe keys {keys[0]}, distill.teacher = {name!r}",
+                fix="--recipe modern/distill, whose views are the same at any size; or one size for both",
+            )
 
 
 class TeacherTargets:

@@ -1,0 +1,68 @@
+"""Deliberate breaks of what students learn of teachers; see `mutants.py`."""
+
+# By file and tests: what each break does, the text before and after it.
+OF_TEACHERS = {
+    ("vitcli/training/methods/distillation.py", "tests/training/methods/test_distillation.py"): {
+        "what a teacher says is not stored": (
+            "store.add(position, UNCHANGED,",
+            "(lambda *_: None)(position, UNCHANGED,",
+        ),
+        "what was said for another seed is taken": (
+            '"seed": recipe.train.seed,',
+            '"seed": 0,',
+        ),
+        "a teacher sees another mixture than its student": (
+            "seed_of_part(job.recipe.train.seed, step, number)",
+            "seed_of_part(job.recipe.train.seed, step + 1, number)",
+        ),
+        "targets have no temperature": (
+            "(logits_BK / temperature).log_softmax(dim=1) for",
+            "logits_BK.log_softmax(dim=1) for",
+        ),
+        "of several teachers the logarithms are averaged": (
+            "of_each.logsumexp(dim=0) - log(len(logits))",
+            "of_each.mean(dim=0)",
+        ),
+        "what is left of the probability has the first class": (
+            "log_p_BK.scatter(1, classes_BT, -inf).logsumexp(dim=1, keepdim=True)",
+            "log_p_BK.logsumexp(dim=1, keepdim=True)",
+        ),
+        "a teacher of another size counts pixels": ("if size != own and keys:", "if False:"),
+        "the micro-batches of a teacher of another size are one late": (
+            "for _ in range(part):",
+            "for _ in range(part + 1):",
+        ),
+    },
+    ("vitcli/training/objective.py", "tests/training/methods/test_distillation.py"): {
+        "a divergence without the square of the temperature": ("return temperature**2 * F", "return F"),
+        "the divergence of the teacher from the student": (
+            "F.kl_div(of_student_BT, of_teacher_BT,",
+            "F.kl_div(of_teacher_BT, of_student_BT,",
+        ),
+        "a box is cut by its place in pixels": (
+            "round(part * side) for part, side in zip(self.box, (height, height, width, width)",
+            "round(part * 8) for part, side in zip(self.box, (height, height, width, width)",
+        ),
+    },
+    ("vitcli/training/teacher.py", "tests/training/methods/test_distillation.py"): {
+        "a teacher keeps the order of its own classes": (
+            "self.note = keep_head(model, weights, split.class_names, **how)",
+            "pass",
+        ),
+        "the blank images of a batch are mixed into it": (
+            "mixing.mix(pixels_BCHW[:count])",
+            "mixing.mix(pixels_BCHW)[:count]",
+        ),
+    },
+    ("vitcli/training/many_runs/students.py", "tests/training/many_runs/test_students.py"): {
+        "the student of a teacher is delivered though it is worse": (
+            'DISTILLED if test["accepted"] else PLAIN',
+            "DISTILLED",
+        ),
+        "both students have the teacher": (
+            'with_teacher.model_copy(update={"distill": None})',
+            "with_teacher",
+        ),
+        "the dev split is trained on": ('"data.hold_out_dev": True', '"data.hold_out_dev": False'),
+    },
+}

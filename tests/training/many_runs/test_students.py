@@ -1,0 +1,115 @@
+"""`vit distill`: two students, of which the dev split chooses, in one folder that is a run."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from tests.conftest import Outcome, run
+from vitcli import load_model
+from vitcli.output.run_folder import WEIGHTS
+
+# Random crops of two colours: what a teacher says of them is all that a student knows of the classes.
+WORDS = ("--res", 24, "--steps", 8, "--batch-size", 8, "--lr", 0.001, "--quiet", "--json", "--precision",
+         "fp32", "--set", "data.dev_fraction=0.3", "--set", "train.save_every=2")  # fmt: skip
+
+
+def distilled(teacher: Path, photos: Path, out: Path, *more: object) -> Outcome:
+    return run("distill", "--teacher", teacher, "--dataset", photos, "--out", out, *WORDS, *more)
+
+
+def sha256_of(folder: Path) -> str:
+    return hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def students(photos, plain_run, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("students") / "all"
+    outcome = distilled(plain_run, photos, path, "--ckpt", "random", "--model", "ViT-demo/8", "--set",
+                        "model.layers=1")  # fmt: skip
+    assert outcome.code == 0, outcome.err + outcome.out
+    return path
+
+
+def test_the_folder_is_the_run_of_the_better_student(students, plain_run):
+    summary = json.loads((students / "summary.json").read_text())
+    record = summary["distill"]
+    arms = {name: json.loads((students / "arms" / name / "summary.json").read_text())
+            for name in ("plain", "distilled")}  # fmt: skip
+
+    assert sha256_of(students) == sha256_of(students / "arms" / record["delivered"])
+    assert summary["top1"] == arms[record["delivered"]]["top1"]
+    assert record["teacher"] == [str(plain_run)]
+    assert record["teacher_top1"] == json.loads((plain_run / "summary.json").read_text())["top1"]
+    assert summary["elapsed_s"] == sum(arm["elapsed_s"] for arm in arms.values())
+    model = load_model(str(students))
+    assert model is not None
+
+
+def test_both_students_leave_the_dev_split_out_and_see_the_same_images(students):
+    record = json.loads((students / "summary.json").read_text())["distill"]
+    for name in ("plain", "distilled"):
+        summary = json.loads((students / "arms" / name / "summary.json").read_text())
+        assert summary["num_train_examples"] + record["num_dev_examples"] == 24
+        assert record[name]["top1"] == summary["top1"]
+    texts = [(students / "arms" / name / "recipe.toml").read_text() for name in ("plain", "distilled")]
+    assert "[distill]" not in texts[0] and "[distill]" in texts[1]
+
+
+def test_the_student_of_a_teacher_that_is_wrong_is_not_delivered(photos, plain_run, tmp_path):
+    liar = shutil.copytree(plain_run, tmp_path / "liar")
+    shutil.rmtree(liar / "checkpoints")
+    state = {name: tensor.clone() for name, tensor in load_file(liar / WEIGHTS).items()}
+    for name in ("head.weight", "head.bias"):
+        state[name] = state[name].flip(0) * 5  # sure of the other class
+    with safe_open(liar / WEIGHTS, "pt") as file:
+        metadata = file.metadata()
+    metadata.pop("checksum", None)
+    save_file(state, liar / WEIGHTS, metadata)
+
+    outcome = distilled(liar, photos, tmp_path / "out", "--ckpt", plain_run)
+
+    assert outcome.code == 0, outcome.err + outcome.out
+    record = outcome.json["distill"]
+    assert record["delivered"] == "plain" and record["plain"]["dev_top1"] > record["distilled"]["dev_top1"]
+    assert sha256_of(tmp_path / "out") == sha256_of(tmp_path / "out/arms/plain")
+
+
+def test_a_student_starts_from_its_teacher_with_its_head_and_on_its_data(photos, plain_run, tmp_path):
+    outcome = run("distill", "--teacher", plain_run, "--out", tmp_path / "out", *WORDS, "--dry-run")
+
+    assert outcome.code == 0, outcome.err + outcome.out
+    recipe = outcome.json["recipe"]
+    for line in (f'ckpt = "{plain_run}"', 'head = "keep"', f'dataset = "{photos}"', "image_size = 24"):
+        assert line in recipe, recipe
+    assert outcome.json["num_arms"] == 2
+
+
+def test_a_finished_folder_is_not_trained_again(students, photos, plain_run):
+    before = sha256_of(students)
+    outcome = distilled(plain_run, photos, students, "--ckpt", "random", "--model", "ViT-demo/8", "--set",
+                        "model.layers=1")  # fmt: skip
+    assert outcome.code == 0 and sha256_of(students) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "what"),
+    [
+        ((), 2, "name a checkpoint or an .onnx file"),
+        (("--teacher", "nowhere"), 4, "no file, folder or known weights called 'nowhere'"),
+        (("--teacher", "nowhere.onnx", "--ckpt", "demo"), 2, "there is no nowhere.onnx"),
+        (("--teacher", "demo", "--runs", 2), 2, "makes two runs"),
+        (("--teacher", "demo", "--lr", "0.1,0.2"), 2, "lists values to choose from"),
+        (("--teacher", "demo", "--set", "data.randaugment=[2,9]", "--res", 32), 2, "counts pixels"),
+    ],
+    ids=str,
+)
+def test_what_is_typed_wrong_is_refused(photos, tmp_path, words, code, what):
+    outcome = run("distill", *words, "--dataset", photos, "--out", tmp_path / "out", "--json", "-q")
+
+    assert outcome.code == code and what in outcome.json["error"]["message"], outcome.out
+    assert not (tmp_path / "out").exists()
