@@ -260,6 +260,9 @@ def export(
     gate: Name | None = None,
     split: str | None = None,
     max_drop: float | None = None,
+    fastest: bool = False,
+    budget: str | None = None,
+    student: Names | None = None,
     push_to_hub: str | None = None,
     private: bool = False,
     revision: str | None = None,
@@ -272,7 +275,8 @@ def export(
 
     Args:
         out: a .onnx, .pt2, .npz or .safetensors file, or a folder for timm.
-        max_drop: percentage points that `gate` may lose.
+        max_drop: percentage points that may be lost, with `gate` or `fastest`.
+        budget: the largest latency with `fastest`, such as "10ms".
 
     Raises:
         VitError: as the command fails, with its three lines.

@@ -20,7 +20,7 @@ def test_the_first_run_after_the_other_side_does_not_count(monkeypatch):
     monkeypatch.setattr(comparison.time, "perf_counter", lambda: clock[0])
     sides = {"exported": side("exported", 0.02), "pytorch": side("pytorch", 0.03)}
 
-    assert comparison._medians(sides, torch.empty(0)) == pytest.approx({"exported": 0.02, "pytorch": 0.03})
+    assert comparison.medians(sides, torch.empty(0)) == pytest.approx({"exported": 0.02, "pytorch": 0.03})
     assert before == ["exported"] * 3 + ["pytorch"] * 3 + ["exported"] * 3 + ["pytorch"] * 3
 
 
@@ -32,7 +32,7 @@ def test_a_larger_batch_is_not_measured_where_one_takes_more_than_two_seconds(mo
         measured.append(len(images_BHWC))
         return dict.fromkeys(sides, seconds * len(images_BHWC))
 
-    monkeypatch.setattr(comparison, "_medians", medians)
+    monkeypatch.setattr(comparison, "medians", medians)
     result = comparison.measured(torch.nn.Identity(), torch.nn.Identity(), PREPROCESSING)
 
     assert measured == sizes
@@ -43,9 +43,8 @@ def test_a_larger_batch_is_not_measured_where_one_takes_more_than_two_seconds(mo
 def test_the_median_is_of_the_runs_after_the_first(monkeypatch):
     seconds = iter([9.0, 1.0, 3.0] * 2)
     monkeypatch.setattr(comparison, "_seconds", lambda run, images_BHWC: next(seconds))
-    monkeypatch.setattr(comparison, "ENOUGH_S", -1.0)
 
-    assert comparison._medians({"exported": print}, torch.empty(0)) == {"exported": 2.0}
+    assert comparison.medians({"exported": print}, torch.empty(0), enough_s=-1.0) == {"exported": 2.0}
 
 
 def test_the_throughput_is_that_of_the_fastest_batch_size_and_the_latency_that_of_one_image():

@@ -1,5 +1,6 @@
 """`vit models`, `vit interpolate-posemb` and `vit export`: the commands about networks and weights files."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -120,11 +121,20 @@ class ConversionOptions:
     split: Annotated[str | None, option("--split", DATA,
         "Split of --gate (default: the one that vit evaluate takes).", "NAME")] = None
     max_drop: Annotated[float | None, option("--max-drop", DATA,
-        "Largest accuracy drop that --gate accepts, in percentage points (default: 0.5).", "POINTS",
-        min=0, max=100)] = None
+        "Largest accuracy drop that --gate accepts, in percentage points (default: 0.5; of --fastest 1).",
+        "POINTS", min=0, max=100)] = None
     calibrate: Annotated[list[str] | None, option("--calibrate", DATA,
         "Calibration images for int8 quantization: a file, folder or glob (default: those of the run). "
         "Repeatable.", "IMAGES")] = None
+    fastest: Annotated[bool, option("--fastest", MODEL,
+        "Try other precisions, smaller images, fewer blocks and students, and keep the fastest ONNX file "
+        "that loses no more accuracy than --max-drop on --gate or on images that the run held out.")] = False
+    budget: Annotated[str | None, option("--budget", MODEL,
+        "With --fastest: the largest latency of one image, such as 10ms or 0.5s (default: any).",
+        "TIME")] = None
+    student: Annotated[list[str] | None, option("--student", MODEL,
+        "With --fastest: a checkpoint of the same classes that is a candidate too (default: runs beside CKPT "
+        "that were distilled from it). Repeatable.", "CKPT", autocompletion=complete.ckpts)] = None
     to: Annotated[Literal["timm", "onnx", "pt2", "npz", "safetensors"] | None, option("--to", MODEL,
         "timm, onnx, pt2, npz or safetensors (default: by the suffix of OUT).", "FORMAT")] = None
     input: Annotated[Literal["images", "pixels"], option("--input", MODEL,
@@ -155,8 +165,14 @@ class ConversionOptions:
         """Raise typer.BadParameter for options that need or exclude another."""
         if self.ckpt is None:
             raise typer.BadParameter("name a checkpoint, or --check FILE.onnx", param_hint="CKPT")
-        if self.gate is None and (self.split, self.max_drop) != (None, None):
+        if self.gate is None and (self.split, None if self.fastest else self.max_drop) != (None, None):
             raise typer.BadParameter("it belongs to --gate DATA", param_hint="--split, --max-drop")
+        if not self.fastest and (self.budget is not None or self.student):
+            raise typer.BadParameter("it belongs to --fastest", param_hint="--budget, --student")
+        others = {"--precision": self.precision != "fp32", "--res": self.res, "--no-head": not self.head,
+                  "--to": self.to not in (None, "onnx"), "--push-to-hub": self.push_to_hub}  # fmt: skip
+        if self.fastest and (wrong := [name for name, is_given in others.items() if is_given]):
+            raise typer.BadParameter(f"--fastest chooses the file: leave {wrong[0]} out", param_hint=wrong[0])
         if self.out is None and self.push_to_hub is None:
             raise typer.BadParameter("name OUT, or --push-to-hub OWNER/NAME", param_hint="OUT")
         if (self.private or self.revision is not None) and self.push_to_hub is None:
@@ -170,9 +186,25 @@ class ConversionOptions:
             to=self.to, model_name=self.model, image_size=height_and_width(self.res), head=self.head,
             names=self.names, images=self.images or (), input=self.input, precision=self.precision,
             calibrate=self.calibrate or (), gate=self.gate, split=self.split or "auto",
-            max_drop=(0.5 if self.max_drop is None else self.max_drop) / 100, overwrite=self.overwrite,
+            max_drop=((1 if self.fastest else 0.5) if self.max_drop is None else self.max_drop) / 100,
+            overwrite=self.overwrite,
         )
+
+    def fastest_options(self):
+        """Return the FastestOptions."""
+        from vitcli.conversion.fastest import FastestOptions
+
+        return FastestOptions(milliseconds_of(self.budget) if self.budget else None, self.student or ())
 # fmt: on
+
+
+def milliseconds_of(text: str) -> float:
+    """Return the milliseconds of 10ms or 0.5s; typer.BadParameter for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s)", text.strip())
+    number = float(match[1]) * (1000 if match[2] == "s" else 1) if match else 0.0
+    if not 0 < number < 1e6:
+        raise typer.BadParameter(f"invalid latency {text!r}: use 10ms or 0.5s", param_hint="--budget")
+    return number
 
 
 @command(
@@ -180,6 +212,7 @@ class ConversionOptions:
     panel=USE,
     example="""\
 vit export runs/photos photos.onnx
+vit export runs/photos fast.onnx --fastest --max-drop 1
 vit export runs/photos small.onnx --precision int8 --gate photos/
 vit export --check photos.onnx
 vit export runs/photos --push-to-hub OWNER/NAME""",
@@ -203,6 +236,11 @@ def export(*, asked: ConversionOptions, printing: Printing) -> int:
     from vitcli.conversion import push as pushes
 
     export_options, quiet = asked.export_options(), printing.quiet
+    if asked.fastest:
+        from vitcli.conversion import fastest, fastest_text
+
+        chosen = fastest.fastest(asked.ckpt, asked.out, export_options, asked.fastest_options(), quiet=quiet)
+        return printing.show(chosen, fastest_text.as_text)
     if asked.push_to_hub is None:
         result = exports.export(asked.ckpt, asked.out, export_options, quiet=quiet)
         return printing.show(result, exports.as_text)

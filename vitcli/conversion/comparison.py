@@ -12,7 +12,7 @@ Letters: N images, B of a batch, K outputs.
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -106,10 +106,7 @@ def outputs_of_both(
         NotFinite: one of what was exported.
         DataError: an image cannot be decoded, or none can.
     """
-    # A file cannot shrink a JPEG while it is decoded.
-    exact = replace(preprocessing, decode="exact")
-    settings = {"batch_size": BATCH_SIZE, "num_threads": loader.default_threads()}
-    batches = loader.eval_batches(split, exact, rank=0, world_size=1, on_bad_image=on_bad_image, **settings)
+    exact, batches = _exact_batches(split, preprocessing, on_bad_image)
     of_export = _outputs_of_export(exported, split, exact)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     progress.begin("compare", total=len(split))
@@ -132,6 +129,52 @@ def outputs_of_both(
         raise DataError("no image can be decoded", where=split.name, fix="name others with --images")
     outputs, exports, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return outputs, exports, labels
+
+
+def outputs_of_one(
+    network: nn.Module, split: Split, preprocessing: Preprocessing, progress: Progress, *, title: str
+) -> tuple[Tensor, Tensor]:
+    """Return outputs_NK of a network or an exported file, and labels_N; bad images are left out.
+
+    Raises:
+        NotFinite: an output is not finite.
+        DataError: no image can be decoded.
+    """
+    exact, batches = _exact_batches(split, preprocessing, "skip")
+    of_batch, parts = _outputs_of_export(network, split, exact), []
+    progress.begin(title, total=len(split))
+    try:
+        for batch in batches:
+            if len(batch.rows_B):
+                parts.append((of_batch(batch), batch.labels_B[: len(batch.rows_B)]))
+            progress.update(min(len(parts) * BATCH_SIZE, len(split)))
+    except WeightsError as error:
+        raise NotFinite from error
+    finally:
+        progress.end()
+    if not parts:
+        raise DataError("no image can be decoded", where=split.name, fix="name others: --gate DATA")
+    outputs_NK, labels_N = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    if not torch.isfinite(outputs_NK).all():
+        raise NotFinite
+    return outputs_NK, labels_N
+
+
+def _exact_batches(
+    split: Split, preprocessing: Preprocessing, on_bad_image: str
+) -> tuple[Preprocessing, Iterator[Batch]]:
+    """Return batches and their preprocessing: a file cannot shrink a JPEG while it is decoded."""
+    exact = replace(preprocessing, decode="exact")
+    settings = {"batch_size": BATCH_SIZE, "num_threads": loader.default_threads()}
+    return exact, loader.eval_batches(
+        split, exact, rank=0, world_size=1, on_bad_image=on_bad_image, **settings
+    )
+
+
+def divergence(outputs_NK: Tensor, others_NK: Tensor) -> float:
+    """Return the mean over images of the Kullback-Leibler divergence of the softmax of others, in nats."""
+    log_p_NK, log_q_NK = (each.double().log_softmax(1) for each in (outputs_NK, others_NK))
+    return float((log_p_NK.exp() * (log_p_NK - log_q_NK)).sum(1).mean())
 
 
 def _outputs_of_export(
@@ -158,6 +201,7 @@ class Verdict:
         gained: images that only the file has right.
         num_right: that the checkpoint has.
         max_drop: the loss of accuracy that is allowed, a fraction.
+        z: standard normal quantile of the confidence.
     """
 
     num_images: int
@@ -165,6 +209,7 @@ class Verdict:
     lost: int
     gained: int
     max_drop: float
+    z: float = Z
 
     @property
     def drop(self) -> float:
@@ -173,8 +218,8 @@ class Verdict:
 
     @property
     def highest_drop(self) -> float:
-        """Return the end of the one-sided 95 % interval."""
-        return highest_drop(self.lost, self.gained, self.num_images)
+        """Return the end of the one-sided interval, of 95 % unless `z` says otherwise."""
+        return highest_drop(self.lost, self.gained, self.num_images, z=self.z)
 
     @property
     def is_accepted(self) -> bool:
@@ -193,7 +238,9 @@ class Verdict:
         }
 
 
-def judge(outputs_NK: Tensor, exported_NK: Tensor, labels_N: Tensor, *, max_drop: float) -> Verdict:
+def judge(
+    outputs_NK: Tensor, exported_NK: Tensor, labels_N: Tensor, *, max_drop: float, z: float = Z
+) -> Verdict:
     """Return the verdict on logits of both networks."""
     is_right_N, exported_is_right_N = (
         logits_NK.argmax(1) == labels_N for logits_NK in (outputs_NK, exported_NK)
@@ -204,6 +251,7 @@ def judge(outputs_NK: Tensor, exported_NK: Tensor, labels_N: Tensor, *, max_drop
         lost=int(torch.sum(is_right_N & ~exported_is_right_N)),
         gained=int(torch.sum(exported_is_right_N & ~is_right_N)),
         max_drop=max_drop,
+        z=z,
     )
 
 
@@ -238,7 +286,7 @@ def refuse(verdict: Verdict) -> CheckFailed:
     else:
         what = f"no right answer is lost, but {images} are too few to show it"
         if verdict.max_drop:
-            enough = math.ceil(Z**2 * (1 - verdict.max_drop) / verdict.max_drop)
+            enough = enough_images(verdict.max_drop)
             fix += f"; {count_of(enough, 'image')} without a change would show it"
     return CheckFailed(
         f"{what}: a drop of up to {verdict.highest_drop:.2%} cannot be ruled out",
@@ -247,8 +295,13 @@ def refuse(verdict: Verdict) -> CheckFailed:
     )
 
 
-def highest_drop(lost: int, gained: int, num_images: int) -> float:
-    """Return the end of Tango's one-sided 95 % score interval of (lost - gained) / num_images.
+def enough_images(max_drop: float, *, z: float = Z) -> int:
+    """Return how many images without a change show that at most this fraction is lost."""
+    return math.ceil(z**2 * (1 - max_drop) / max_drop)
+
+
+def highest_drop(lost: int, gained: int, num_images: int, *, z: float = Z) -> float:
+    """Return the end of Tango's one-sided score interval of (lost - gained) / num_images, of 95 % by default.
 
     "Equivalence test and confidence interval for the difference in proportions for the paired-sample design"
     (Statistics in Medicine 17, 1998): the largest drop that the score test does not reject.
@@ -256,7 +309,7 @@ def highest_drop(lost: int, gained: int, num_images: int) -> float:
     low, high = max((lost - gained) / num_images, -1.0), 1.0
     for _ in range(60):
         drop = (low + high) / 2
-        low, high = (drop, high) if _score(lost, gained, num_images, drop) > -Z else (low, drop)
+        low, high = (drop, high) if _score(lost, gained, num_images, drop) > -z else (low, drop)
     return high
 
 
@@ -289,7 +342,7 @@ def measured(exported: nn.Module, model: nn.Module, preprocessing: Preprocessing
     for batch_size in BATCH_SIZES:
         shape = (batch_size, *preprocessing.image_size, 3)
         images_BHWC = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-        for name, seconds in _medians(sides, images_BHWC).items():
+        for name, seconds in medians(sides, images_BHWC).items():
             times[name][batch_size] = seconds
         if max(of_side[batch_size] for of_side in times.values()) > MOST_S:
             break
@@ -299,15 +352,21 @@ def measured(exported: nn.Module, model: nn.Module, preprocessing: Preprocessing
     }
 
 
-def _medians(sides: dict[str, Callable[[torch.Tensor], Any]], images_BHWC: torch.Tensor) -> dict[str, float]:
-    """Return seconds of a batch for each side."""
+def medians(
+    sides: dict[str, Callable[[torch.Tensor], Any]],
+    images_BHWC: torch.Tensor,
+    *,
+    enough_s: float | None = None,
+) -> dict[str, float]:
+    """Return seconds of a batch for each side, which take turns for `enough_s` (ENOUGH_S) at the least."""
+    enough_s = ENOUGH_S if enough_s is None else enough_s
     laps: dict[str, list[float]] = {name: [] for name in sides}
     began_at = time.perf_counter()
     for turn in itertools.count(1):
         for name, run in sides.items():
             laps[name] += [_seconds(run, images_BHWC) for _ in range(RUNS_OF_A_TURN)][1:]
         spent = time.perf_counter() - began_at
-        if (turn >= TURNS and spent > ENOUGH_S) or spent > 2 * MOST_S:
+        if (turn >= TURNS and spent > enough_s) or spent > 2 * MOST_S:
             break
     return {name: median(of_side) for name, of_side in laps.items()}
 

@@ -121,9 +121,7 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
     began_at = time.perf_counter()
     progress, target = Progress(quiet=quiet), Path(os.path.abspath(out))
     # Refuse what can be refused before any work
-    format = formats.format_of(options.to, target, names=options.names)
-    _bring_back(target)
-    _check_options(options, format, target)
+    format = check_target(options, target)
     images = open_named(options.images, progress) if options.images else None
     # Load the network
     weights = read_weights(ckpt, model_name=options.model_name, quiet=quiet)
@@ -142,7 +140,7 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedExport:
     """An export before its file is written.
 
     Attributes:
@@ -170,7 +168,7 @@ class Prepared:
 
 def prepare(
     weights: Weights, format: str, options: ExportOptions, images: Images, gate_split: Split | None = None
-) -> Prepared:
+) -> PreparedExport:
     """Return the export of weights at the size and in the precision of the options."""
     preprocessing, origin = _preprocessing(weights, options.image_size)
     model, exported, notes = _network(weights, preprocessing, head=options.head)
@@ -178,10 +176,10 @@ def prepare(
     formats.check_supported(format, arch)
     form = _program_form(exported, preprocessing, options)
     export = Export(format, model, arch, preprocessing, form, images, gate_split, options)
-    return Prepared(export, exported, origin, notes + formats.caveats(format, arch))
+    return PreparedExport(export, exported, origin, notes + formats.caveats(format, arch))
 
 
-def finish(prepared: Prepared, path: Path, out: str, progress: Progress) -> dict[str, Any]:
+def finish(prepared: PreparedExport, path: Path, out: str, progress: Progress) -> dict[str, Any]:
     """Read a file back that was written, compare it, and write its golden file; return what is known of it.
 
     Raises:
@@ -198,7 +196,7 @@ def finish(prepared: Prepared, path: Path, out: str, progress: Progress) -> dict
 
 
 def result_of(
-    prepared: Prepared, weights: Weights, out: str, facts: dict[str, Any], progress: Progress
+    prepared: PreparedExport, weights: Weights, out: str, facts: dict[str, Any], progress: Progress
 ) -> dict[str, Any]:
     """Return the object of --json, and note what its user has to know.
 
@@ -343,7 +341,7 @@ def _program_form(exported: Weights, preprocessing: Preprocessing, options: Expo
     return ProgramForm(preprocessing, kind, **of_kind, input=options.input, precision=options.precision)
 
 
-def _samples(prepared: Prepared, progress: Progress) -> Iterator[Tensor]:
+def _samples(prepared: PreparedExport, progress: Progress) -> Iterator[Tensor]:
     """Return images for the scales of int8."""
     if prepared.export.options.precision != "int8":
         return iter(())
@@ -356,6 +354,14 @@ def files_text(files: dict[str, int]) -> str:
     """Return names and sizes on one line."""
     sizes = {name: f"{n / 1e6:.1f} MB" if n >= 1e6 else f"{n / 1e3:.1f} kB" for name, n in files.items()}
     return ", ".join(f"{name} ({size})" for name, size in sizes.items())
+
+
+def check_target(options: ExportOptions, target: Path) -> str:
+    """Return the format of OUT; refuse, before any work, what cannot be written there."""
+    format = formats.format_of(options.to, target, names=options.names)
+    _bring_back(target)
+    _check_options(options, format, target)
+    return format
 
 
 def _check_options(options: ExportOptions, format: str, target: Path) -> None:
@@ -399,6 +405,11 @@ def _preprocessing(weights: Weights, image_size: tuple[int, int] | None) -> tupl
     """Return the preprocessing that `vit evaluate` takes for these weights, and where it comes from."""
     shorthands = {"data.image_size": "{}x{}".format(*image_size)} if image_size else {}
     return preprocessing_for(weights, load_for_inference(None, (), shorthands))
+
+
+def preprocessing_of(weights: Weights, image_size: tuple[int, int] | None) -> Preprocessing:
+    """Return the preprocessing that an export of weights at this size, or their own, has in it."""
+    return _preprocessing(weights, image_size)[0]
 
 
 def _network(

@@ -12,6 +12,7 @@ from vitcli.data import dataset, demo, loader
 from vitcli.data.classes import match_class_names
 from vitcli.data.dataset import DataSet
 from vitcli.data.image_files import find_images
+from vitcli.data.seen_images import digests_of
 from vitcli.data.split import Split
 from vitcli.data.task import check_supports
 from vitcli.errors import DataError, VitError
@@ -128,20 +129,61 @@ def open_for_scales(weights: Weights, given: Sequence[str]) -> Split:
     Raises:
         VitError: the weights are of no run whose data are there.
     """
+    what = "int8 needs the ranges of activations"
+    return evenly(_open_training(weights, given, f"{what}, and the", "--precision int8"), NUM_FOR_SCALES)
+
+
+def open_for_screening(weights: Weights, given: Sequence[str], judged: Split, *, most: int) -> Split:
+    """Open images as `open_for_scales` does, none of which is among those that a verdict is based on."""
+    what = "candidates are compared with the checkpoint first, and the"
+    # Some are held out of a training split
+    split = evenly(_open_training(weights, given, what, "--fastest"), 2 * most)
+    is_free_N = ~np.isin(digests_of(split), digests_of(judged))
+    if not is_free_N.any():
+        raise VitError(
+            "all images to compare candidates on are among those to judge them by",
+            where="--calibrate and --gate",
+            fix="name others: --calibrate FOLDER",
+        )
+    return evenly(split.rows(np.flatnonzero(is_free_N)), most)
+
+
+def _open_training(weights: Weights, given: Sequence[str], reason: str, option: str) -> Split:
     if given:
-        return evenly(find_images(given, where="--calibrate"), NUM_FOR_SCALES)
+        return find_images(given, where="--calibrate")
     folder = run_folder.folder_of(weights.source)
     recipe, is_there = run_folder.recipe_of(folder) if folder else (None, False)
     if not is_there or not recipe.data.dataset:
         raise VitError(
-            "int8 needs the ranges of activations, and the training images of these weights are not here",
-            where="--precision int8",
+            f"{reason} training images of these weights are not here",
+            where=option,
             fix=f"--calibrate FOLDER of training images; {NUM_FOR_SCALES} are enough",
         )
     source = dataset.from_section(recipe.data)
     name = recipe.data.train_split
-    name = source.default_train_split() if name == "auto" else name
-    return evenly(source.open(name), NUM_FOR_SCALES)
+    return source.open(source.default_train_split() if name == "auto" else name)
+
+
+def open_for_verdict(weights: Weights, gate: str | None, split: str) -> Split:
+    """Open labelled images that decide which file is kept: of `gate`, else all that the run held out.
+
+    Raises:
+        VitError: there are none, or the network has no accuracy.
+    """
+    num_classes = weights.architecture.num_classes
+    if not num_classes:
+        message = "weights without a head have no accuracy to keep"
+        raise VitError(message, where="--fastest", fix="fine-tune them first: vit finetune --ckpt WEIGHTS")
+    check_supports("--fastest", task_of(weights.metadata, num_classes), name=weights.source, kind=VitError)
+    if gate:
+        return open_labelled(gate, split, weights)
+    if held_out := _open_held_out(weights):
+        return held_out
+    raise VitError(
+        "the accuracy of candidates is judged on labelled images, and none that the run held out are here",
+        where="--fastest",
+        fix="--gate DATA names images with labels that the weights were not trained on",
+    )
 
 
 def images_for_scales(split: Split, form: ProgramForm) -> Iterator[Tensor]:

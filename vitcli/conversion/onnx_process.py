@@ -90,6 +90,14 @@ class OnnxProcess:
             pass  # it has ended: what it has said, or has not, tells why
         return np.array(self._next()["answers"], dtype=np.float64)
 
+    def peak_memory_mb(self) -> float | None:
+        """Return the largest memory of the process so far, with its libraries; None where nothing tells."""
+        try:
+            lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        except OSError:  # outside Linux
+            return None
+        return next((int(line.split()[1]) / 1000 for line in lines if line.startswith("VmHWM")), None)
+
     def _next(self) -> dict[str, Any]:
         """Return the next thing that the process says."""
         assert self._process.stdout is not None

@@ -25,6 +25,7 @@ FEATURES = {
     "--sort-into": (Task.ONE_CLASS, Task.MULTILABEL),
     "--why": (Task.ONE_CLASS,),
     "--gate": (Task.ONE_CLASS,),
+    "--fastest": (Task.ONE_CLASS,),
     "vit fewshot": (Task.ONE_CLASS,),
     "vit teach": (Task.ONE_CLASS,),
     "--labels": (Task.ONE_CLASS,),

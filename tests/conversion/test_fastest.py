@@ -1,0 +1,328 @@
+"""`vit export --fastest`: candidates, the screening, tests in a fixed order, and ten sabotaged files."""
+
+import copy
+import json
+import math
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import run
+from tests.conversion.test_export import network, vit
+from vitcli.conversion import comparison, export, fastest
+from vitcli.conversion.comparison import Verdict, divergence, highest_drop
+from vitcli.conversion.export import ExportOptions
+from vitcli.conversion.fastest import TriedFile, Variation
+from vitcli.data.dataset import DataSet
+from vitcli.errors import VitError
+from vitcli.output import run_folder
+from vitcli.output.progress import Progress
+from vitcli.weights.io import Weights, read_weights
+from vitcli.weights.load import load
+
+
+def weights_of(arch, model=None, **changes) -> Weights:
+    state = (model or network(arch)).state_dict()
+    stored = dict(state=state, architecture=arch, preprocessing=None, class_names=tuple("abcde"))
+    return Weights(**stored | dict(source="ckpt", format="", numerics="", metadata={}) | changes)
+
+
+def trial(name: int, ratio: float, divergence: float, **of_candidate) -> TriedFile:
+    candidate = Variation(None, (name, name), **of_candidate)
+    return TriedFile(candidate, Path(str(name)), ratio, 1 / ratio, divergence=divergence)
+
+
+def test_the_divergence_is_that_of_torch():
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 7, 5)
+    expected = torch.nn.functional.kl_div(b.log_softmax(1), a.softmax(1), reduction="batchmean")
+
+    assert divergence(a, b) == pytest.approx(float(expected), rel=1e-5) and divergence(a, a + 3) < 1e-6
+
+
+def test_the_front_is_what_no_other_beats_in_steps_of_five_percent():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        trials = [trial(k, *rng.uniform(0.1, 1, 2).tolist()) for k in range(12)]
+        kept = fastest.front(trials)
+
+        unbeaten = [
+            one
+            for one in trials
+            if not any(o.latency_ratio < one.latency_ratio and o.divergence < one.divergence for o in trials)
+        ]
+        assert {one.name for one in kept} <= {one.name for one in unbeaten}
+        assert kept[0] is max(unbeaten, key=lambda one: one.latency_ratio)
+        ratios = [one.latency_ratio for one in kept]
+        assert all(b <= 0.95 * a for a, b in pairwise(ratios))
+        assert all(bool(one.why) == (one not in kept) for one in trials)
+        lost = [one for one in trials if one.why.startswith("hardly")]
+        assert {one.name for one in lost} == {o.name for o in unbeaten} - {one.name for one in kept}
+
+
+def drawn(rng, n: int, lost: float, gained: float) -> Verdict:
+    b, c, _ = rng.multinomial(n, [lost, gained, 1 - lost - gained]).tolist()
+    return Verdict(n, n, b, c, max_drop=0.02)
+
+
+def test_no_file_that_loses_too_much_is_accepted_more_often_than_in_one_of_twenty_searches(monkeypatch):
+    """One candidate is good, eight lose what just is not allowed; judged one by one, any often passes."""
+    rng, num_wrong, num_naive = np.random.default_rng(0), 0, 0
+    for _ in range(300):
+        verdicts = [drawn(rng, 600, 0.005, 0.005), *(drawn(rng, 600, 0.04, 0.02) for _ in range(8))]
+        judge = partial(next, iter(verdicts))
+        monkeypatch.setattr(fastest.comparison, "judge", lambda *_, _judge=judge, **__: _judge())
+        monkeypatch.setattr(fastest, "OnnxNetwork", lambda path: path)
+        search = SimpleNamespace(options=ExportOptions(), outputs_of=lambda *_: (None, None))
+        sequence = [trial(k, 0.9**k, 0.1 * k) for k in range(9)]
+        fastest.judge(sequence, search, None, None, None, z=comparison.Z)
+
+        accepted = [one.is_accepted for one in sequence]
+        assert accepted == sorted(accepted, reverse=True)
+        num_wrong += any(accepted[1:])
+        num_naive += any(verdict.is_accepted for verdict in verdicts[1:])
+    assert num_wrong <= 300 * 0.05 + 2 * math.sqrt(300 * 0.05 * 0.95)
+    assert num_naive > 45
+
+
+def test_what_follows_a_refusal_is_not_judged_and_says_so(monkeypatch):
+    verdicts = iter([Verdict(600, 590, 0, 0, 0.01), Verdict(600, 590, 9, 2, 0.01)])
+    monkeypatch.setattr(fastest.comparison, "judge", lambda *_, **__: next(verdicts))
+    monkeypatch.setattr(fastest, "OnnxNetwork", lambda path: path)
+    options = ExportOptions(max_drop=0.01)
+    search = SimpleNamespace(
+        options=options, outputs_of=lambda *_: (None, None), latency_ms=10.0, trials=[trial(64, 1, 0)]
+    )
+    search.trials += [trial(56, 0.8, 0.1), trial(48, 0.6, 0.2)]
+    fastest.judge(search.trials, search, None, None, None, z=comparison.Z)
+    first, refused, last = search.trials
+
+    assert (first.is_accepted, refused.is_accepted, last.verdict) == (True, False, None)
+    points = math.ceil(1000 * highest_drop(9, 2, 600)) / 10
+    assert refused.why == f"refused: may lose {points:g} points"
+    assert last.why == "not judged: fp32, 56 px was refused"
+    assert fastest.choose(search, 10.5) is first and first.is_kept
+    with pytest.raises(VitError, match="fp32, 64 px, takes 10 ms") as error:
+        fastest.choose(search, 9.0)
+    assert error.value.exit_code == 8 and "--budget 11ms keeps it" in error.value.fix
+    assert fastest.choose(search, 11) is first
+
+
+def test_the_fastest_of_the_accepted_is_kept():
+    accepted, refused = Verdict(600, 590, 0, 0, 0.01), Verdict(600, 590, 9, 2, 0.01)
+    trials = [trial(64, 1, 0), trial(56, 0.8, 0.1), trial(48, 0.6, 0.2)]
+    for one, verdict in zip(trials, (accepted, accepted, refused), strict=True):
+        one.verdict = verdict
+
+    assert fastest.choose(SimpleNamespace(trials=trials, latency_ms=10.0), None) is trials[1]
+    assert trials[0].why == "accepted, but fp32, 56 px is faster" and not trials[0].is_kept
+
+
+def test_a_network_without_its_last_blocks_computes_what_the_first_do():
+    arch = vit(args=vit().model_args | {"depth": 3})
+    model = network(arch)
+    cut = fastest.without_last_blocks(weights_of(arch, model), 2)
+    shorter = load(cut)[0].eval()
+
+    assert fastest.depth_of(weights_of(arch, model)) == 3 and fastest.depth_of(cut) == 1
+    images = torch.randn(2, 3, 32, 32)
+    expected = copy.deepcopy(model)
+    expected.blocks = expected.blocks[:1]
+    with torch.no_grad():
+        assert torch.equal(shorter(images), expected(images))
+        assert not torch.equal(shorter(images), model(images))
+    assert fastest.depth_of(weights_of(replace(arch, head_layers=2), model)) == 1
+
+
+def test_candidates_are_made_of_sizes_that_patches_divide_and_of_precisions_that_are_faster():
+    arch = vit((224, 224), args=vit().model_args | {"patch_size": 16, "depth": 2})
+    first = Variation(weights_of(arch), (224, 224))
+    names = [each.name for each in fastest.singles(first)]
+
+    assert {"fp16, 224 px", "int8, 224 px", "fp32, 192 px", "fp32, 160 px", "fp32, 128 px", "fp32, 96 px",
+            "fp32, 224 px, 1 of 2 blocks"} <= {*names}  # fmt: skip
+    trials = [
+        TriedFile(each, Path(), 0.7 if each.precision == "int8" else 1.1) for each in fastest.singles(first)
+    ]
+    names = [each.name for each in fastest.products([TriedFile(first, Path(), 1.0), *trials])]
+    assert {"int8, 192 px", "int8, 96 px", "int8, 192 px, 1 of 2 blocks"} <= {*names}
+    assert not any("fp16" in name for name in names)
+    wide = Variation(weights_of(vit((32, 64))), (32, 64))
+    assert fastest.smaller_sizes(wide) == [(24, 56), (24, 48), (16, 40), (16, 24)]
+
+
+def sabotaged() -> dict:
+    """Ten ways in which a file of the demo network may be wrong."""
+
+    def broken(change):
+        def of(model):
+            other = copy.deepcopy(model)
+            with torch.no_grad():
+                change(other)
+            return other
+
+        return of
+
+    def rolled(tensor, shift=1, dim=0):
+        tensor.copy_(tensor.roll(shift, dim))
+
+    def sharpen(attention):
+        attention.qkv.weight[: attention.qkv.in_features] *= 16
+
+    def in_3_bits(model):
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear):
+                step = module.weight.abs().amax() / 3
+                module.weight.copy_((module.weight / step).round() * step)
+
+    def seeing(function):
+        def of(model):
+            return torch.nn.Sequential(Before(function), copy.deepcopy(model)).eval()
+
+        return of
+
+    return {
+        "rows of the head moved": broken(lambda m: rolled(m.head.weight)),
+        "one class preferred": broken(lambda m: m.head.bias[0].add_(8)),
+        "a block of zeros": broken(lambda m: [p.zero_() for p in m.blocks[2].mlp.parameters()]),
+        "weights in 3 bits": broken(in_3_bits),
+        "positions moved": broken(lambda m: rolled(m.pos_embed, 7, 1)),
+        "queries and keys exchanged with values": broken(
+            lambda m: [rolled(block.attn.qkv.weight, block.attn.qkv.in_features) for block in m.blocks]
+        ),
+        "attention that is too sharp": broken(lambda m: [sharpen(block.attn) for block in m.blocks]),
+        "negatives": seeing(lambda x: -x),
+        "another normalisation": seeing(lambda x: (x - 0.5) * 2),
+        "blurred": seeing(lambda x: torch.nn.functional.avg_pool2d(x, 7, 1, 3)),
+    }
+
+
+class Before(torch.nn.Module):
+    """What a sabotaged file does to its images."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, images):
+        return self.function(images)
+
+
+def test_ten_sabotaged_files_are_refused_and_the_network_itself_is_accepted():
+    weights = read_weights("demo")
+    model = load(weights)[0].eval()
+    split = DataSet("demo:pretrain").open("test[:270]")
+    preprocessing = export.preprocessing_of(weights, None)
+
+    def outputs_of(network):
+        return comparison.outputs_of_one(network, split, preprocessing, Progress(quiet=True), title="")
+
+    outputs_NK, labels_N = outputs_of(model)
+    assert float((outputs_NK.argmax(1) == labels_N).double().mean()) > 0.8
+    refused = []
+    for name, break_ in sabotaged().items():
+        verdict = comparison.judge(outputs_NK, outputs_of(break_(model))[0], labels_N, max_drop=0.01)
+        refused += [] if verdict.is_accepted else [name]
+    assert refused == [*sabotaged()]
+    same = comparison.judge(outputs_NK, outputs_of(copy.deepcopy(model))[0], labels_N, max_drop=0.01)
+    assert same.is_accepted
+
+
+@pytest.fixture
+def few_candidates(monkeypatch):
+    """Of all candidates the file in int8, which is made in seconds."""
+    monkeypatch.setattr(comparison, "ENOUGH_S", 0.0)
+    monkeypatch.setattr(fastest, "ENOUGH_S", 0.0)
+    monkeypatch.setattr(fastest, "singles", lambda first: [replace(first, precision="int8")])
+    monkeypatch.setattr(fastest, "products", lambda trials: [])
+
+
+def test_the_file_that_is_kept_is_an_export_and_all_others_are_named_with_a_reason(
+    trained, tmp_path, few_candidates, monkeypatch
+):
+    out = tmp_path / "fast.onnx"
+    outcome = run("export", trained, out, "--fastest", "--max-drop", "50", "--json", "--quiet")
+    assert outcome.code == 0, outcome.err
+    result = json.loads(outcome.out)
+
+    rows = result["candidates"]
+    assert [row["name"] for row in rows] == ["fp32, 16 px", "int8, 16 px"]
+    (kept,) = [row for row in rows if row["kept"]]
+    assert all(bool(row["why"]) != row["kept"] for row in rows)
+    assert result["precision"] == kept["precision"] and result["gate"]["max_drop"] == 0.5
+    assert all(row["num_bytes"] and row["latency_ms"] > 0 and row["peak_memory_mb"] > 10 for row in rows)
+    assert rows[0]["top1_agreement"] == 1 and rows[0]["divergence"] < 1e-9 and rows[0]["speed_up"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(result["files"])
+    assert {*result["files"]} == {"fast.onnx", "fast.golden.json", "fast.front.svg"}
+    assert run("export", "--check", out).code == 0
+    # A file that is there is not lost; one that takes too long is not kept
+    before = out.read_bytes()
+    assert run("export", trained, out, "--fastest").code == 2
+    monkeypatch.setattr(fastest, "singles", lambda first: [])
+    words = ("--fastest", "--max-drop", "50", "--overwrite", "--quiet")
+    refused = run("export", trained, out, *words, "--budget", "0.001ms")
+    assert refused.code == 8 and "nothing was kept; --budget" in refused.err
+    assert out.read_bytes() == before and len([*tmp_path.iterdir()]) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--budget", "10"), "invalid latency '10': use 10ms or 0.5s"),
+        (("--budget", "0ms"), "invalid latency"),
+        (("--precision", "int8"), "--fastest chooses the file: leave --precision out"),
+        (("--res", "160"), "leave --res out"),
+        (("--no-head",), "leave --no-head out"),
+        (("--push-to-hub", "a/b"), "leave --push-to-hub out"),
+        (("--max-drop", "0"), "no number of images shows a drop of 0"),
+        ((), "cannot show a drop of at most 1 points: 268 are needed even if no answer changes"),
+        (("--gate", "demo"), "different classes"),
+        (("--max-drop", "50", "--student", "demo"), "demo has other classes"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(trained, tmp_path, words, message):
+    outcome = run("export", trained, tmp_path / "fast.onnx", "--fastest", "--quiet", *words)
+
+    assert outcome.code in (2, 3, 4) and message in outcome.err, outcome.err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_advice_of_too_few_images_is_enough():
+    for count in (18, 100, 267):
+        split = type("Few", (), {"name": "pets", "__len__": lambda _, count=count: count})()
+        with pytest.raises(VitError) as error:
+            fastest._check_enough(split, 0.01, comparison.Z)
+        points = float(error.value.fix.rpartition(" ")[2])
+        fastest._check_enough(split, points / 100, comparison.Z)
+        assert highest_drop(0, 0, count) <= points / 100 <= highest_drop(0, 0, count) + 0.001
+
+
+def test_outputs_of_a_student_come_in_the_order_of_the_classes_of_the_checkpoint():
+    arch = vit()
+    student = weights_of(arch, class_names=("c", "a", "e", "b", "d"))
+    order = fastest.order_of(student, weights_of(arch))
+
+    assert torch.tensor([[0.3, 0.1, 0.5, 0.2, 0.4]])[:, order].tolist() == [
+        pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    ]
+
+
+def test_students_beside_a_run_are_those_whose_recipe_names_it(trained, tmp_path, monkeypatch):
+    for name in ("run", "student", "stranger"):
+        (tmp_path / name).mkdir()
+        for file in (run_folder.RECIPE, run_folder.WEIGHTS):
+            (tmp_path / name / file).write_text("")
+    teachers = {"student": (str(tmp_path / "run"), "demo"), "stranger": ("demo",), "run": ()}
+    recipes = {
+        tmp_path / name: SimpleNamespace(distill=SimpleNamespace(teacher=of)) for name, of in teachers.items()
+    }
+    monkeypatch.setattr(run_folder, "recipe_of", lambda folder: (recipes[folder], True))
+
+    assert fastest._distilled_from(str(tmp_path / "run")) == [tmp_path / "student"]
+    assert fastest._distilled_from(str(tmp_path / "student")) == []

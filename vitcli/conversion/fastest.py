@@ -1,0 +1,531 @@
+"""`vit export --fastest`: the fastest ONNX file of which images show that it keeps the accuracy.
+
+Candidates are the checkpoint in other precisions, at smaller images, without its last blocks, products of
+these, and students that were distilled from it. Each becomes a file, whose latency is measured in turns with
+that of the file in fp32 at full size, so that a machine that slows down slows both.
+
+Screening, without labels: training images tell how far the answers of a candidate diverge from those of the
+checkpoint. One that is slower and diverges more than another has lost, and so has one that is hardly faster.
+
+Verdict: the others are judged from the slowest to the fastest on images that the run held out, each by the
+paired test of `--gate` at 5 %, up to the first that is refused. The order is fixed before any label is read,
+and a file counts as accepted only if all before it do. So the probability that a file is accepted which loses
+more than `--max-drop` is at most 5 %, however many candidates there are (fixed-sequence testing; Maurer,
+Hothorn and Lehmann 1995). Students are a sequence of their own, as their divergence tells little about
+accuracy; each of two sequences has 2.5 %.
+
+Letters: N images, K classes.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import NormalDist, median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitcli.conversion import comparison, export, fastest_text
+from vitcli.conversion.comparison import NotFinite, Verdict
+from vitcli.conversion.export import ExportOptions, PreparedExport
+from vitcli.conversion.images import (
+    NUM_FOR_SCALES,
+    Images,
+    evenly,
+    images_for_scales,
+    open_for_screening,
+    open_for_verdict,
+    open_images,
+    open_named,
+)
+from vitcli.conversion.onnx_process import OnnxProcess
+from vitcli.data import loader
+from vitcli.data.split import Split
+from vitcli.errors import CheckFailed, VitError, WeightsError
+from vitcli.output import run_folder
+from vitcli.output.atomic import check_out
+from vitcli.output.progress import Progress
+from vitcli.output.text import count_of, first_few, short_names, size_text
+from vitcli.weights.io import Weights, read_weights
+from vitcli.weights.onnx import OnnxNetwork
+from vitcli.weights.production.program import PRECISIONS
+
+ALPHA = 0.05  # probability that a file is kept which loses too much
+SIDES = (6 / 7, 5 / 7, 4 / 7, 3 / 7)  # of images, of that of the checkpoint
+MOST_DROPPED = 2  # last blocks
+LEAST_GAIN = 0.05  # of latency: one that is less faster than another is hardly faster
+NUM_SCREENED, NUM_FOR_SIZE = 256, 16  # images to compare answers on; those that tell what is measured
+ENOUGH_S = 0.6  # of measuring the latency of a candidate
+
+
+@dataclass(frozen=True)
+class FastestOptions:
+    """Options of `vit export --fastest` besides those of every export.
+
+    Attributes:
+        budget_ms: the largest latency of the file that is kept; None for any.
+        students: checkpoints of the same classes that are candidates too.
+    """
+
+    budget_ms: float | None = None
+    students: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Variation:
+    """A network and what is to become of it.
+
+    Attributes:
+        weights: of the whole network.
+        num_dropped: last blocks that are left out.
+        student: its name, "" of the checkpoint itself.
+    """
+
+    weights: Weights = field(compare=False)
+    image_size: tuple[int, int]
+    precision: str = PRECISIONS[0]
+    num_dropped: int = 0
+    student: str = ""
+
+    @property
+    def name(self) -> str:
+        height, width = self.image_size
+        parts = [self.student] if self.student else []
+        parts += [self.precision, f"{size_text(height if height == width else self.image_size)} px"]
+        if self.num_dropped:
+            depth = depth_of(self.weights)
+            parts.append(f"{depth - self.num_dropped} of {depth} blocks")
+        return ", ".join(parts)
+
+    def options(self, options: ExportOptions) -> ExportOptions:
+        """Return the options of its export."""
+        return replace(options, image_size=self.image_size, precision=self.precision, gate=None)
+
+
+@dataclass
+class TriedFile:
+    """A candidate as a file, and what is known of it.
+
+    Attributes:
+        latency_ratio: of its latency to that of the file in fp32 at full size.
+        images_per_s, batch_size: at the batch size where it is fastest.
+        agreement, divergence: of its answers with those of the checkpoint on the images of the screening:
+            the fraction of equal top classes, and the mean divergence in nats.
+        why: it lost, as far as it has; `is_kept` is of one.
+    """
+
+    candidate: Variation
+    path: Path
+    latency_ratio: float = float("inf")
+    images_per_s: float = 0.0
+    batch_size: int = 1
+    num_bytes: int = 0
+    peak_memory_mb: float | None = None
+    agreement: float | None = None
+    divergence: float = float("inf")
+    verdict: Verdict | None = None
+    why: str = ""
+    is_kept: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.candidate.name
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.verdict is not None and self.verdict.is_accepted
+
+    def as_json(self, latency_ms: float) -> dict[str, Any]:
+        """Return the object of `candidates`; `latency_ms` is that of the file in fp32 at full size."""
+        candidate, verdict = self.candidate, self.verdict.as_json() if self.verdict else {}
+        was_measured = self.images_per_s > 0
+        return {
+            "name": self.name,
+            "ckpt": candidate.weights.source,
+            "precision": candidate.precision,
+            "resolution": list(candidate.image_size),
+            "dropped_blocks": candidate.num_dropped,
+            "latency_ms": latency_ms * self.latency_ratio if was_measured else None,
+            "speed_up": 1 / self.latency_ratio if was_measured else None,
+            "images_per_s": self.images_per_s if was_measured else None,
+            "batch_size": self.batch_size if was_measured else None,
+            "num_bytes": self.num_bytes or None,
+            "peak_memory_mb": self.peak_memory_mb,
+            "top1_agreement": self.agreement,
+            "divergence": self.divergence if was_measured else None,
+            "top1": verdict.get("top1_exported"),
+            "highest_drop": verdict.get("highest_drop"),
+            "kept": self.is_kept,
+            "why": self.why,
+        }
+
+
+@dataclass
+class FastestSearch:
+    """The trials of one command.
+
+    Attributes:
+        weights: of the checkpoint.
+        screened: images that candidates are compared on, without their labels.
+        outputs_NK: of the checkpoint on them.
+        size: height and width of the images whose latency is measured: what the user's have.
+        folder: for the files, each in a folder of its own.
+        baseline: the file in fp32 at full size, and its latencies in seconds, beside each other file.
+    """
+
+    weights: Weights
+    options: ExportOptions
+    screened: Split
+    outputs_NK: Tensor
+    size: tuple[int, int]
+    folder: Path
+    name: str
+    progress: Progress
+    trials: list[TriedFile] = field(default_factory=list)
+    baseline: OnnxNetwork | None = None
+    latencies_s: list[float] = field(default_factory=list)
+
+    def prepared(self, candidate: Variation, images: Images | None = None) -> PreparedExport:
+        """Return the export of a candidate, to be compared on these images if on any."""
+        weights = without_last_blocks(candidate.weights, candidate.num_dropped)
+        options = candidate.options(self.options)
+        return export.prepare(weights, "onnx", options, images or Images(self.screened))
+
+    def try_all(self, candidates: Iterable[Variation]) -> None:
+        """Write, measure and compare each; one that cannot be exported has lost."""
+        for candidate in candidates:
+            self.progress.note(f"candidate {len(self.trials) + 1}: {candidate.name}")
+            trial = TriedFile(candidate, self.folder / str(len(self.trials) + 1) / self.name)
+            self.trials.append(trial)
+            try:
+                self._try(trial)
+            except VitError as error:
+                if not self.baseline:
+                    raise
+                trial.why = f"cannot be exported: {error.message}"
+            except NotFinite:
+                trial.why = "its outputs are not finite numbers"
+
+    def _try(self, trial: TriedFile) -> None:
+        candidate, path = trial.candidate, trial.path
+        prepared = self.prepared(candidate)
+        path.parent.mkdir()
+        in_fp32 = (
+            each.path for each in self.trials if each.candidate == replace(candidate, precision="fp32")
+        )
+        samples = images_for_scales(evenly(self.screened, NUM_FOR_SCALES), prepared.export.form)
+        prepared.write(path, samples, fp32=next((file for file in in_fp32 if file.exists()), None))
+        trial.num_bytes = sum(file.stat().st_size for file in path.parent.iterdir())
+        network = OnnxNetwork(path)
+        self.baseline = self.baseline or network
+        outputs_NK = self.outputs_of(trial, network, self.screened)[0]
+        trial.agreement = float((outputs_NK.argmax(1) == self.outputs_NK.argmax(1)).double().mean())
+        trial.divergence = comparison.divergence(self.outputs_NK, outputs_NK)
+        self._measure(trial, network)
+
+    def outputs_of(self, trial: TriedFile, network: OnnxNetwork, split: Split) -> tuple[Tensor, Tensor]:
+        """Return outputs_NK of a file, in the order of the checkpoint's classes, and labels_N."""
+        preprocessing = export.preprocessing_of(trial.candidate.weights, trial.candidate.image_size)
+        outputs_NK, labels_N = comparison.outputs_of_one(
+            network, split, preprocessing, self.progress, title=trial.name
+        )
+        return outputs_NK[:, order_of(trial.candidate.weights, self.weights)], labels_N
+
+    def _measure(self, trial: TriedFile, network: OnnxNetwork) -> None:
+        """Measure latency beside the baseline, throughput, and memory in a process of its own."""
+        size = self.size if network.takes_any_size else trial.candidate.image_size
+        of_baseline = self.size if network.takes_any_size else self.trials[0].candidate.image_size
+        image_1HWC, base_1HWC = (_drawn(1, each) for each in (size, of_baseline))
+        sides: dict[str, Callable[[Any], Any]] = {
+            "file": lambda _: network(image_1HWC),
+            "baseline": lambda _: self.baseline(base_1HWC),
+        }
+        seconds = comparison.medians(sides, image_1HWC, enough_s=ENOUGH_S)
+        trial.latency_ratio = 1.0 if network is self.baseline else seconds["file"] / seconds["baseline"]
+        self.latencies_s.append(seconds["baseline"])
+        rates = {1: 1 / seconds["file"]}
+        for batch_size in comparison.BATCH_SIZES[1:]:
+            batch = comparison.medians({"file": network}, _drawn(batch_size, size))["file"]
+            rates[batch_size] = batch_size / batch
+            if batch > comparison.MOST_S:
+                break
+        trial.batch_size = max(rates, key=rates.__getitem__)
+        trial.images_per_s = rates[trial.batch_size]
+        with OnnxProcess(trial.path, num_bytes=trial.num_bytes) as process:
+            process.answers(image_1HWC[0].numpy())
+            trial.peak_memory_mb = process.peak_memory_mb()
+
+    @property
+    def latency_ms(self) -> float:
+        """Return the latency of the baseline."""
+        return 1000 * median(self.latencies_s)
+
+
+def _drawn(batch_size: int, size: tuple[int, int]) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (batch_size, *size, 3), dtype=torch.uint8, generator=generator)
+
+
+def fastest(
+    ckpt: str, out: str, options: ExportOptions, asked: FastestOptions, *, quiet: bool
+) -> dict[str, Any]:
+    """Export the fastest candidate of which images show that it loses at most `options.max_drop`.
+
+    Raises:
+        VitError: the network has no accuracy, or images are missing or too few.
+        CheckFailed: no candidate is accepted within the budget; nothing is kept.
+    """
+    began_at = time.perf_counter()
+    progress, target = Progress(quiet=quiet), Path(os.path.abspath(out))
+    figure = fastest_text.figure_path(target)
+    export.check_target(options, target)
+    check_out(figure, overwrite=options.overwrite, option="OUT")
+    named = open_named(options.images, progress) if options.images else None
+    # Images to judge on, and others to compare on
+    weights = read_weights(ckpt, model_name=options.model_name, quiet=quiet)
+    judged = open_for_verdict(weights, options.gate, options.split)
+    students = _students(weights, asked.students, progress)
+    z = NormalDist().inv_cdf(1 - ALPHA / (2 if students else 1))
+    _check_enough(judged, options.max_drop, z)
+    screened = open_for_screening(weights, options.calibrate, judged, most=NUM_SCREENED)
+    preprocessing = export.preprocessing_of(weights, options.image_size)
+    model = export.prepare(weights, "onnx", options, Images(screened)).export.model
+    outputs_NK, _ = comparison.outputs_of_one(model, screened, preprocessing, progress, title="checkpoint")
+    with export.temporary_folder(target) as folder:
+        size = _median_size(screened)
+        search = FastestSearch(weights, options, screened, outputs_NK, size, folder, target.name, progress)
+        # Screening, then the verdict
+        first = Variation(weights, preprocessing.image_size)
+        search.try_all([first])
+        search.try_all(singles(first))
+        search.try_all(products(search.trials))
+        search.try_all(student for each in students for student in (each, replace(each, precision="int8")))
+        sequences = [front([trial for trial in search.trials if bool(trial.candidate.student) == is_student])
+                     for is_student in (False, True)]  # fmt: skip
+        checkpoint = comparison.outputs_of_one(model, judged, preprocessing, progress, title="checkpoint")
+        for sequence in sequences:
+            judge(sequence, search, judged, *checkpoint, z=z)
+        kept = choose(search, asked.budget_ms)
+        # The file as every export leaves it
+        images = named or open_images(weights, judged if options.gate else None, progress, precision="int8")
+        prepared = search.prepared(kept.candidate, images)
+        facts = export.finish(prepared, kept.path, out, progress)
+        rows = [trial.as_json(search.latency_ms) for trial in search.trials]
+        assert kept.verdict, "what is kept was judged"
+        facts |= {
+            "notes": [],
+            "gate": {"dataset": options.gate, "split": judged.name, **kept.verdict.as_json()},
+            "candidates": rows,
+            "figure": str(Path(out).with_name(figure.name)),
+            "measured_on": list(size) if options.input == "images" else None,
+            "budget_ms": asked.budget_ms,
+        }
+        facts["files"] |= fastest_text.write_figure(kept.path.with_name(figure.name), rows, facts["gate"])
+        export.put_in_place(kept.path, target)
+    result = export.result_of(prepared, kept.candidate.weights, out, facts, progress)
+    return result | {"elapsed_s": time.perf_counter() - began_at}
+
+
+def singles(first: Variation) -> list[Variation]:
+    """Return the candidates that change one thing of the network as it is."""
+    smaller = [replace(first, image_size=size) for size in smaller_sizes(first)]
+    others = [replace(first, precision=precision) for precision in PRECISIONS[1:]]
+    most = min(MOST_DROPPED, depth_of(first.weights) - 1)
+    return [*others, *smaller, *(replace(first, num_dropped=number) for number in range(1, most + 1))]
+
+
+def products(trials: Sequence[TriedFile]) -> list[Variation]:
+    """Return smaller images in the precisions that are faster; in the fastest without a block, too."""
+    first = trials[0].candidate
+    ratios = {trial.candidate.precision: trial.latency_ratio for trial in trials
+              if trial.candidate == replace(first, precision=trial.candidate.precision)}  # fmt: skip
+    quick = sorted((name for name, ratio in ratios.items() if ratio < 1 - LEAST_GAIN), key=ratios.__getitem__)
+    sizes = smaller_sizes(first)
+    found = [replace(first, image_size=size, precision=name) for size in sizes for name in quick]
+    if quick and depth_of(first.weights) > 1:
+        found += [replace(found[0], image_size=size, num_dropped=1) for size in sizes[:2]]
+    return found
+
+
+def smaller_sizes(first: Variation) -> list[tuple[int, int]]:
+    """Return sizes of about the fractions SIDES that the patches divide; none if patches are unknown."""
+    patch = first.weights.architecture.patch_size
+    if not patch:
+        return []
+    scaled = ((round(side * fraction / patch) for side in first.image_size) for fraction in SIDES)
+    sizes = [(height * patch, width * patch) for height, width in scaled if min(height, width) > 1]
+    return [size for size in dict.fromkeys(sizes) if size != first.image_size]
+
+
+def depth_of(weights: Weights) -> int:
+    """Return the number of transformer blocks that may be cut; 1 where none may."""
+    if weights.architecture.head_layers:  # a head that reads several blocks
+        return 1
+    numbers = {int(match[1]) for name in weights.state if (match := re.match(r"blocks\.(\d+)\.", name))}
+    return len(numbers) or 1
+
+
+def without_last_blocks(weights: Weights, num_dropped: int) -> Weights:
+    """Return the weights of the network without its last blocks."""
+    if not num_dropped:
+        return weights
+    depth = depth_of(weights) - num_dropped
+    names = re.compile(rf"blocks\.({'|'.join(map(str, range(depth, depth + num_dropped)))})\.")
+    state = {name: tensor for name, tensor in weights.state.items() if not names.match(name)}
+    arch = weights.architecture
+    return replace(
+        weights, state=state, architecture=replace(arch, model_args=arch.model_args | {"depth": depth})
+    )
+
+
+def order_of(weights: Weights, reference: Weights) -> list[int]:
+    """Return the places of the classes of the reference among those of other weights."""
+    if weights.class_names and reference.class_names:
+        return [weights.class_names.index(name) for name in reference.class_names]
+    return list(range(reference.architecture.num_classes))
+
+
+def _students(weights: Weights, named: Sequence[str], progress: Progress) -> list[Variation]:
+    """Return those that are named, and those that were distilled from the checkpoint and stand beside it.
+
+    Raises:
+        WeightsError: one that is named has other classes.
+    """
+    students, ckpts = [], dict.fromkeys((*named, *map(str, _distilled_from(weights.source))))
+    for ckpt, name in short_names(ckpts).items():
+        student = read_weights(ckpt, quiet=progress.is_silent)
+        names, others = (set(each.class_names or ()) for each in (weights, student))
+        if names != others or weights.architecture.num_classes != student.architecture.num_classes:
+            problem = first_few(sorted(names ^ others)) or f"{student.architecture.num_classes} of them"
+            if ckpt in named:
+                raise WeightsError(
+                    f"{ckpt} has other classes than {weights.source}: {problem}",
+                    where="--student",
+                    fix="leave it out, or distil it on the data of the checkpoint",
+                )
+            progress.note(f"note: the student {ckpt} has other classes, and is left out: {problem}")
+            continue
+        size = export.preprocessing_of(student, None).image_size
+        students.append(Variation(student, size, student=name))
+    return students
+
+
+def _distilled_from(ckpt: str) -> list[Path]:
+    """Return the run folders beside that of a checkpoint whose recipe names it as a teacher."""
+    folder = run_folder.folder_of(ckpt)
+    found = []
+    for other in sorted(folder.resolve().parent.iterdir()) if folder else ():
+        if not (other / run_folder.RECIPE).is_file() or not (other / run_folder.WEIGHTS).is_file():
+            continue
+        try:
+            distill = getattr(run_folder.recipe_of(other)[0], "distill", None)
+        except VitError:  # of another version
+            continue
+        teachers = getattr(distill, "teacher", None) or ()
+        if any(run_folder.folder_of(name) == folder or Path(name).resolve() == folder.resolve()
+               for name in teachers):  # fmt: skip
+            found.append(other)
+    return found
+
+
+def _check_enough(judged: Split, max_drop: float, z: float) -> None:
+    """Refuse images that are too few to show anything.
+
+    Raises:
+        VitError: even without a change.
+    """
+    where = "--fastest, --max-drop"
+    if not max_drop:
+        raise VitError("no number of images shows a drop of 0", where=where, fix="allow some, such as 1")
+    enough = comparison.enough_images(max_drop, z=z)
+    if len(judged) < enough:
+        least = z**2 / (len(judged) + z**2)
+        raise VitError(
+            f"{count_of(len(judged), 'image')} of {judged.name} cannot show a drop of at most "
+            f"{100 * max_drop:g} points: {enough:,} are needed even if no answer changes",
+            where=where,
+            fix=f"--gate DATA with more images, or --max-drop {fastest_text.points(least)}",
+        )
+
+
+def _median_size(split: Split) -> tuple[int, int]:
+    """Return the median height and width of some images."""
+    few, sizes = evenly(split, NUM_FOR_SIZE), []
+    for row in range(len(few)):
+        try:
+            sizes.append(loader.read_example(few, row)[0].shape[:2])
+        except VitError:
+            continue
+    heights, widths = zip(*sizes, strict=True) if sizes else ((224,), (224,))
+    return int(median(heights)), int(median(widths))
+
+
+def front(trials: Sequence[TriedFile]) -> list[TriedFile]:
+    """Return those that no other beats, the slowest first; the others get the reason why they lost."""
+    best: list[TriedFile] = []
+    for trial in sorted((each for each in trials if not each.why), key=lambda each: each.latency_ratio):
+        if best and trial.divergence >= best[-1].divergence:
+            trial.why = f"slower and less like it than {best[-1].name}"
+        else:
+            best.append(trial)
+    kept: list[TriedFile] = []
+    for trial in reversed(best):
+        if kept and trial.latency_ratio > (1 - LEAST_GAIN) * kept[-1].latency_ratio:
+            trial.why = f"hardly faster than {kept[-1].name}, and less like it"
+        else:
+            kept.append(trial)
+    return kept
+
+
+def judge(
+    sequence: Sequence[TriedFile],
+    search: FastestSearch,
+    judged: Split,
+    outputs_NK: Tensor,
+    labels_N: Tensor,
+    *,
+    z: float,
+) -> None:
+    """Judge files in their order, up to the first that is refused."""
+    for number, trial in enumerate(sequence):
+        others_NK, _ = search.outputs_of(trial, OnnxNetwork(trial.path), judged)
+        max_drop = search.options.max_drop
+        trial.verdict = comparison.judge(outputs_NK, others_NK, labels_N, max_drop=max_drop, z=z)
+        if not trial.is_accepted:
+            highest = fastest_text.points(trial.verdict.highest_drop)
+            trial.why = f"refused: may lose {highest} points"
+            for other in sequence[number + 1 :]:
+                other.why = f"not judged: {trial.name} was refused"
+            return
+
+
+def choose(search: FastestSearch, budget_ms: float | None) -> TriedFile:
+    """Return the fastest file that is accepted, and mark it and the others.
+
+    Raises:
+        CheckFailed: none is, within the budget.
+    """
+    accepted = sorted(
+        (trial for trial in search.trials if trial.is_accepted), key=lambda each: each.latency_ratio
+    )
+    if not accepted:
+        first = search.trials[0]
+        assert first.verdict, "the slowest was judged first"
+        raise comparison.refuse(first.verdict)
+    kept, *others = accepted
+    latency_ms = search.latency_ms * kept.latency_ratio
+    if budget_ms is not None and latency_ms > budget_ms:
+        needed = -(-latency_ms * 11 // 10)  # whole, with room for what the clock varies
+        raise CheckFailed(
+            f"the fastest file that keeps the accuracy, {kept.name}, takes {latency_ms:.3g} ms",
+            where=f"--budget {budget_ms:g}ms",
+            fix=f"nothing was kept; --budget {needed:.0f}ms keeps it, or allow a larger --max-drop",
+        )
+    kept.is_kept = True
+    for trial in others:
+        trial.why = f"accepted, but {kept.name} is faster"
+    return kept

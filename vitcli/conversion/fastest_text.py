@@ -1,0 +1,104 @@
+"""The candidates of `vit export --fastest` as a table and as a figure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from vitcli.conversion import export
+from vitcli.output import plots
+from vitcli.output.document import simple_table
+from vitcli.output.plots import BLUE, GREEN, ORANGE, STYLE
+from vitcli.output.text import count_of, pairs, size_text
+
+GREY = "#888888"
+Rows = Sequence[Mapping[str, Any]]  # `candidates` of the result
+
+
+def points(fraction: float) -> str:
+    """Return percentage points, rounded up so that they are enough."""
+    return f"{math.ceil(1000 * fraction - 1e-9) / 10:g}"
+
+
+def as_text(result: Mapping[str, Any]) -> str:
+    """Return a row for each candidate, then what every export says of the file that is kept."""
+    columns = {"file": "text"} | dict.fromkeys(("ms", "img/s", "MB", "RAM", "same", "top-1"), "number")
+    table = simple_table(columns | {"": "text"}, [_cells(row) for row in result["candidates"]])
+    size = result["measured_on"]
+    of_size = f"of {size_text(size)} pixels" if size else "of the size of each network"
+    kept = next(row for row in result["candidates"] if row["kept"])
+    rows = [
+        ("measured", f"ms of one image {of_size}, img/s at the best batch, RAM of a process in MB"),
+        ("same", "top class of the checkpoint, on training images; top-1 on images to judge by"),
+        ("kept", f"{kept['name']}, {kept['speed_up']:.1f} times as fast as fp32 at full size"),
+        ("figure", result["figure"]),
+    ]
+    return f"{table.as_text()}\n{pairs(rows)}\n{export.as_text(dict(result))}"
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    def text(key: str, form: str, scale: float = 1) -> str:
+        return "" if row[key] is None else form.format(scale * row[key])
+
+    return (
+        row["name"],
+        text("latency_ms", "{:.3g}"),
+        text("images_per_s", "{:.3g}"),
+        text("num_bytes", "{:.1f}", 1e-6),
+        text("peak_memory_mb", "{:.0f}"),
+        text("top1_agreement", "{:.1f}", 100),
+        text("top1", "{:.2f}", 100),
+        "kept" if row["kept"] else row["why"],
+    )
+
+
+def figure_path(target: Path) -> Path:
+    """Return where the figure of an ONNX file is."""
+    return target.with_name(f"{target.stem}.front.svg")
+
+
+def write_figure(path: Path, rows: Rows, gate: Mapping[str, Any]) -> dict[str, int]:
+    """Write the figure; return its name and its size."""
+    plots.save(path, front_of(rows, gate))
+    return {path.name: path.stat().st_size}
+
+
+def front_of(rows: Rows, gate: Mapping[str, Any]) -> Figure:
+    """Plot divergence against latency with the front, and the accuracy of those that were judged."""
+    measured = [row for row in rows if row["latency_ms"] is not None]
+    judged = sorted((row for row in rows if row["top1"] is not None), key=lambda row: row["latency_ms"])
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+        screening, verdict = figure.subplots(1, 2)
+        # All candidates, and those that none beats
+        least = min((row["divergence"] for row in measured if row["divergence"] > 1e-6), default=1e-6)
+        for row in measured:
+            x, y = row["latency_ms"], max(row["divergence"], least / 3)
+            colour = GREEN if row["kept"] else BLUE if row["top1"] is not None else GREY
+            screening.plot(x, y, "*" if row["kept"] else "o", color=colour, ms=11 if row["kept"] else 5)
+            note = {"xytext": (4, 3), "textcoords": "offset points", "fontsize": 6, "color": colour}
+            screening.annotate(row["name"].replace(", ", "\n", 1), (x, y), **note)
+        line = [(row["latency_ms"], max(row["divergence"], least / 3)) for row in judged]
+        screening.plot(*zip(*line, strict=True), color=BLUE, lw=0.9, zorder=0, label="Pareto front")
+        screening.set(yscale="log", xlabel="latency of one image (ms)", ylabel="divergence (nats)")
+        screening.set_title(f"compared on training images: {count_of(len(measured), 'file')}", fontsize=9)
+        screening.margins(x=0.15)
+        screening.legend(fontsize=7)
+        # Top-1, down to what is not ruled out, against what may be lost
+        whole = 100 * gate["top1_checkpoint"]
+        for row in judged:
+            x, y = row["latency_ms"], 100 * row["top1"]
+            below = max(0.0, y - (whole - 100 * row["highest_drop"]))
+            colour = GREEN if row["kept"] else BLUE if row["highest_drop"] <= gate["max_drop"] else ORANGE
+            look = {"color": colour, "capsize": 3, "marker": "*" if row["kept"] else "o"}
+            verdict.errorbar([x], [y], yerr=[[below], [0]], ms=11 if row["kept"] else 5, **look)
+        bound = whole - 100 * gate["max_drop"]
+        verdict.axhline(bound, color=ORANGE, ls="--", lw=0.9, label="least that is accepted")
+        verdict.set(xlabel="latency of one image (ms)", ylabel="top-1, and its lower bound (%)")
+        verdict.set_title(f"judged on {count_of(gate['num_images'], 'held-out image')}", fontsize=9)
+        verdict.margins(x=0.15)
+        verdict.legend(fontsize=7)
+    return figure
