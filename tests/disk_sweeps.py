@@ -329,7 +329,7 @@ def sweep_of(what: str, scratch: Path, photos: str) -> Sweep:
     return ResultSweep(scratch, writer(what, scratch, photos), most=most)
 
 
-RUNS_OF_RUNS = ("selection", "side-by-side", "pretrain-selection")
+RUNS_OF_RUNS = ("selection", "side-by-side", "pretrain-selection", "students")
 
 
 def words_of_runs(what: str, data: str) -> list[object]:
@@ -343,6 +343,10 @@ def words_of_runs(what: str, data: str) -> list[object]:
             return [*words, *selected, *many]
         case "side-by-side":
             return [*words, *selected, *many, "--arms-parallel", "--num-processes", 2]
+        case "students":  # whose teacher sees larger images, mixed
+            mixed = ("--set", "data.dev_fraction=0.25", "--set", "objective.mixup=0.5")
+            start = ["distill", "--teacher", "demo", "--ckpt", "random", *network, "--lr", 0.001, *mixed]
+            return [*start, *many]
         case "pretrain-selection":
             masked = ("loss=masked_patch", "patch_target=mean_color", "corrupted=0.5", "masked=0.8")
             more = [word for key in (*masked, "replaced=0.1") for word in ("--set", f"objective.{key}")]

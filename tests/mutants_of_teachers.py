@@ -44,6 +44,16 @@ OF_TEACHERS = {
             "round(part * 8) for part, side in zip(self.box, (height, height, width, width)",
         ),
     },
+    ("vitcli/data/split.py", "tests/training/methods/test_distillation.py"): {
+        "images without labels have those of others": (
+            "np.append(self.read_labels(), np.full(len(others), -1))",
+            "np.append(self.read_labels(), np.full(len(others), 0))",
+        ),
+        "images without labels are one late": (
+            "(of_each[1](row - count)[0], -1)",
+            "(others.read_row(0)[0], -1)",
+        ),
+    },
     ("vitcli/training/teacher.py", "tests/training/methods/test_distillation.py"): {
         "a teacher keeps the order of its own classes": (
             "self.note = keep_head(model, weights, split.class_names, **how)",

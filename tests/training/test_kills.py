@@ -68,7 +68,16 @@ def test_kills_at_random_instants_change_no_bit(request, tmp_path, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
-    ["selection", "side-by-side", "pretrain-selection", "fewshot", "fewshot-cache", "evaluate", "embed"],
+    [
+        "selection",
+        "side-by-side",
+        "pretrain-selection",
+        "students",
+        "fewshot",
+        "fewshot-cache",
+        "evaluate",
+        "embed",
+    ],
 )
 def test_kills_at_random_moments_change_no_result_of_many_runs_or_of_none(photos, tmp_path, what):
     killed = kill_at_random(what, tmp_path, photos)

@@ -325,6 +325,32 @@ class Split:
             whole=self.whole or (self, lambda rows: rows),
         )
 
+    def with_unlabelled(self, others: "Split") -> "Split":
+        """Return these rows and, behind them, the images of another split with the label -1."""
+        count, splits = len(self), (self, others)
+
+        def several(rows: Sequence[int]) -> ReadRow:
+            of_each = [self.reader_of([row for row in rows if row < count])]
+            of_each.append(others.reader_of([row - count for row in rows if row >= count]))
+            return lambda row: of_each[0](row) if row < count else (of_each[1](row - count)[0], -1)
+
+        def stamp_of(row: int) -> int | None:
+            split, place = (self, row) if row < count else (others, row - count)
+            return split.stamp_of(place) if split.stamp_of else None
+
+        return Split(
+            name=f"{self.name} and {others.name}",
+            num_examples=sum(map(len, splits)),
+            class_names=self.class_names,
+            num_classes=self.num_classes,
+            read_row=RowReader(several),
+            read_labels=lambda: np.append(self.read_labels(), np.full(len(others), -1)),
+            where_is=lambda row: self.where_is(row) if row < count else others.where_is(row - count),
+            left_out=self.left_out | others.left_out,
+            notes=self.notes,
+            stamp_of=stamp_of,
+        )
+
     def relabelled(self, number_of: np.ndarray, class_names: tuple[str, ...]) -> "Split":
         """Return the same rows with label k renumbered to number_of[k], in another list of classes."""
 

@@ -16,6 +16,7 @@ from vitcli import recipe as recipes
 from vitcli.data import loader, sampler
 from vitcli.data.data_fingerprint import SplitContents, contents_of
 from vitcli.data.image_cache import ImageCache
+from vitcli.data.image_files import find_images
 from vitcli.data.parts.eval_split_names import FoldName
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
@@ -241,6 +242,9 @@ def set_up(
     splits = data.splits_of(recipe, plan_only=plan_only, calibrates=calibrates)
     check_labels(splits.train, recipe)
     check_imbalance(splits.train, recipe)
+    if recipe.distill and recipe.distill.images:
+        others = find_images(recipe.distill.images, where="recipe key distill.images")
+        splits = replace(splits, train=splits.train.with_unlabelled(others))
     methods = methods_of(command, recipe, splits)
     for method in methods:
         method.check(splits)

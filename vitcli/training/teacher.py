@@ -10,6 +10,7 @@ import json
 from functools import cached_property, partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -119,7 +120,8 @@ class NetworkTeacher:
 
     def _closed_form(self, model: nn.Module) -> ClosedFormHead:
         """Fit the closed form; every process by itself, since only some may miss views."""
-        part = sample(self._split, MOST_ROWS)
+        labelled_N = np.flatnonzero(self._split.read_labels() >= 0)
+        part = sample(self._split.rows(labelled_N), MOST_ROWS)
         batches = self._settings.batches(part, self._pixels, all_rows=True)
         how = self._pixels, self._settings.device, self._settings.precision
         network = partial(features.outputs, model, layer="pre_logits", with_logits=False)

@@ -14,6 +14,7 @@ from tests.training.test_finetune import SMALL, fingerprint, small_run
 from vitcli.cache import user_cache
 from vitcli.data import loader
 from vitcli.data.dataset import DataSet
+from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
 from vitcli.data.transforms import to_model_range
 from vitcli.distributed.runtime import start as start_runtime
@@ -245,6 +246,21 @@ def test_views_are_mixed_with_each_other_alone(photos, plain_run, settings):
     assert torch.allclose(logits, expected, atol=1e-5)
 
 
+def test_images_without_labels_are_trained_on_by_what_the_teacher_says(photos, plain_run, cache, tmp_path):
+    pattern = str(photos / "test/*/*.png")
+    more = ("--set", f"distill.teacher={plain_run}", "--set", f"distill.images={pattern}")
+    summary = small_run(photos, tmp_path / "run", *TAUGHT, *more, steps=2)
+
+    assert summary["num_train_examples"] == 24 + 10
+    train, others = DataSet(str(photos)).open("train"), find_images([pattern], where="")
+    both = train.with_unlabelled(others)
+    assert both.read_labels().tolist() == [*train.read_labels().tolist(), *[-1] * 10]
+    for row, (split, place) in {3: (train, 3), 23: (train, 23), 24: (others, 0), 33: (others, 9)}.items():
+        image, label = both.reader_of([row, 0, 25])(row)
+        assert image == split.read_row(place)[0] and both.where_is(row) == split.where_is(place)
+        assert label == (-1 if split is others else train.read_labels()[place])
+
+
 def refusal(photos: Path, *words: object) -> dict:
     outcome: Outcome = run(*SMALL, "--dataset", photos, "--steps", 2, *words, "--dry-run")
     assert outcome.code != 0, outcome.out
@@ -261,6 +277,8 @@ def refusal(photos: Path, *words: object) -> dict:
         (("distill.teacher=demo", "distill.temperature=0"), 2, "out of its range"),
         (("distill.teacher=demo", "distill.weight=1.5"), 2, "out of its range"),
         (("distill.teacher=[]",), 2, "distill.teacher"),
+        (("distill.teacher=demo", "distill.images=x", "distill.weight=0.5"), 2, "no loss of labels"),
+        (("distill.teacher=demo", "distill.images=nowhere/*.png"), 3, "no image found"),
         (("distill.teacher=demo", "train.runs=2"), 2, "makes two runs"),
         (("distill.teacher=demo", "data.dev_fraction=0"), 2, "data.dev_fraction is 0"),
         (("distill.teacher=demo", "data.trivialaugment=true"), 2, "data.trivialaugment counts pixels"),
