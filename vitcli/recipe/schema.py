@@ -141,7 +141,10 @@ class Model(WithAddress):
     posemb_at: Literal["stem", "every_layer", "every_layer_shared"] = key(
         "where a fresh network adds it (paper, Table 8)", "stem"
     )
-    layers: Count | None = key("layers of a fresh transformer, if not as named (paper, Figure 8)", None)
+    layers: Count | None = key(
+        "of a fresh transformer, if not as named (paper, Figure 8); of a checkpoint, the first to keep",
+        None,
+    )
     hidden: Count | None = key("width D of a fresh transformer; MLP 4 D, heads of 64, unless given", None)
     mlp: Count | None = key("width of its MLP", None)
     heads: Count | None = key("number of its heads", None)

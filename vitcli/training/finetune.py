@@ -23,10 +23,10 @@ from vitcli.training.setup import InitialModel, RunOptions, fresh_model
 from vitcli.weights import licences
 from vitcli.weights.files import checksum_of
 from vitcli.weights.io import Weights, read_description, read_weights
-from vitcli.weights.load import keep_head, load
+from vitcli.weights.load import keep_head, load, with_first_blocks
 from vitcli.weights.names import FRESH
 
-ONLY_FRESH = ("classifier", "posemb", "posemb_at", "init", "layers", "hidden", "mlp", "heads", "patch_size")
+ONLY_FRESH = ("classifier", "posemb", "posemb_at", "init", "hidden", "mlp", "heads", "patch_size")
 
 
 def finetune(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
@@ -50,6 +50,8 @@ def initial_model(recipe: Recipe, split: Split, *, quiet: bool) -> InitialModel:
     # Load the checkpoint at the resolution of the recipe, with a head of zeros or its own.
     gelu = None if settings.gelu == "auto" else settings.gelu
     weights = read_weights(settings.ckpt, model_name=settings.name, gelu=gelu, quiet=quiet)
+    if settings.layers:
+        weights = with_first_blocks(weights, settings.layers)
     keeps_head = settings.head == "keep"
     model, arch, report = load(
         weights,

@@ -98,6 +98,32 @@ def load(
     return model, arch, report
 
 
+def num_blocks(weights: Weights) -> int:
+    """Count the transformer blocks that may be left out from the end; 0 where none may."""
+    if weights.architecture.head_layers:  # a head that reads several
+        return 0
+    return len({name.split(".")[1] for name in weights.state if name.startswith("blocks.")})
+
+
+def with_first_blocks(weights: Weights, count: int) -> Weights:
+    """Return the weights of the network with its first blocks alone.
+
+    Raises:
+        WeightsError: it has fewer, or none that may be left out.
+    """
+    depth = num_blocks(weights)
+    if not 0 < count <= depth:
+        problem = f"{weights.source} has {count_of(depth, 'block')} to keep, not {count}"
+        raise WeightsError(
+            problem, where="recipe key model.layers", fix=f"take 1 to {depth}, or leave it out"
+        )
+    dropped = tuple(f"blocks.{number}." for number in range(count, depth))
+    state = {name: tensor for name, tensor in weights.state.items() if not name.startswith(dropped)}
+    arch = weights.architecture
+    shallow = replace(arch, model_args=arch.model_args | {"depth": count})
+    return replace(weights, state=state, architecture=shallow) if dropped else weights
+
+
 def keep_head(
     model: TimmNetwork,
     weights: Weights,

@@ -6,12 +6,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import Outcome, run
 from vitcli import load_model
 from vitcli.output.run_folder import WEIGHTS
+from vitcli.weights.io import read_weights
 
 # Random crops of two colours: what a teacher says of them is all that a student knows of the classes.
 WORDS = ("--res", 24, "--steps", 8, "--batch-size", 8, "--lr", 0.001, "--quiet", "--json", "--precision",
@@ -87,6 +89,21 @@ def test_a_student_starts_from_its_teacher_with_its_head_and_on_its_data(photos,
     for line in (f'ckpt = "{plain_run}"', 'head = "keep"', f'dataset = "{photos}"', "image_size = 24"):
         assert line in recipe, recipe
     assert outcome.json["num_arms"] == 2
+
+
+def test_a_student_may_have_the_first_layers_of_a_checkpoint(photos, plain_run, tmp_path):
+    words = ("finetune", "--recipe", "finetune/default", "--ckpt", "demo", "--dataset", photos, "--json",
+             "-q", "--steps", 1, "--batch-size", 4, "--res", 16, "--out")  # fmt: skip
+    outcome = run(*words, tmp_path / "short", "--set", "model.layers=2", "--lr", 1e-9)
+
+    assert outcome.code == 0, outcome.err + outcome.out
+    short, whole = (read_weights(str(name), quiet=True) for name in (tmp_path / "short", "demo"))
+    assert short.architecture.model_args["depth"] == 2 < whole.architecture.model_args["depth"]
+    blocks = {name for name in short.state if name.startswith("blocks.")}
+    assert blocks == {name for name in whole.state if name.startswith(("blocks.0.", "blocks.1."))}
+    assert all(torch.allclose(short.state[name], whole.state[name], atol=1e-6) for name in blocks)
+    refused = run(*words, tmp_path / "none", "--set", "model.layers=99")
+    assert refused.code == 4 and "blocks to keep, not 99" in refused.json["error"]["message"]
 
 
 def test_a_finished_folder_is_not_trained_again(students, photos, plain_run):
