@@ -9,6 +9,7 @@ misses most easily in `mutants_of_parts.py`, and package by package in the other
 from dataclasses import dataclass
 
 from tests.mutants_of_data import OF_DATA
+from tests.mutants_of_exports import OF_EXPORTS
 from tests.mutants_of_figures import OF_FIGURES
 from tests.mutants_of_files import OF_FILES
 from tests.mutants_of_parts import OF_PARTS
@@ -513,7 +514,8 @@ OF_RUNS = {
     },
 }
 
-BY_PACKAGE = (OF_FIGURES, OF_DATA, OF_FILES, OF_SCORES, OF_SCREENS, OF_TRAINING, OF_TEACHING, OF_TEACHERS)
+BY_PACKAGE = (OF_FIGURES, OF_DATA, OF_FILES, OF_EXPORTS, OF_SCORES, OF_SCREENS, OF_TRAINING, OF_TEACHING,
+              OF_TEACHERS)  # fmt: skip
 MUTANTS = [
     Mutant(what, file, before, after, tests)
     for part in (OF_RUNS, OF_RESULTS, OF_PARTS, *BY_PACKAGE)

@@ -20,7 +20,8 @@ FUNCTIONS = ("finetune", "evaluate", "predict", "fewshot", "embed", "export", "i
 # questions that return no result of the command.
 OF_THE_SHELL = {"num_processes", "arms_parallel", "as_json", "jsonl", "debug", "verbose", "measure", "shard",
                 "submit", "submit_workers", "submit_set"}  # fmt: skip
-ELSEWHERE = {"assert_", "check_file", "checkpoint"}  # Python's own assert; no conversion; `ckpt`
+# Python's own assert; no conversion; `ckpt`.
+ELSEWHERE = {"assert_", "check_file", "runtime", "checkpoint"}
 CHANGING = {"elapsed_s", "images_per_s", "peak_memory_gib", "speed"}
 SMALL = {"model": "ViT-demo/8", "set": {"model.layers": 1}, "res": (16, 24)}
 

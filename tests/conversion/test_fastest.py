@@ -15,11 +15,13 @@ import torch
 
 from tests.conftest import run
 from tests.conversion.test_export import network, vit
-from vitcli.conversion import comparison, export, fastest
+from vitcli.conversion import comparison, export, fastest, images
 from vitcli.conversion.comparison import Verdict, divergence, highest_drop
 from vitcli.conversion.export import ExportOptions
 from vitcli.conversion.fastest import TriedFile, Variation
 from vitcli.data.dataset import DataSet
+from vitcli.data.image_files import find_images
+from vitcli.data.seen_images import digests_of
 from vitcli.errors import VitError
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress
@@ -131,12 +133,12 @@ def test_a_network_without_its_last_blocks_computes_what_the_first_do():
     shorter = load(cut)[0].eval()
 
     assert fastest.depth_of(weights_of(arch, model)) == 3 and fastest.depth_of(cut) == 1
-    images = torch.randn(2, 3, 32, 32)
+    pixels = torch.randn(2, 3, 32, 32)
     expected = copy.deepcopy(model)
     expected.blocks = expected.blocks[:1]
     with torch.no_grad():
-        assert torch.equal(shorter(images), expected(images))
-        assert not torch.equal(shorter(images), model(images))
+        assert torch.equal(shorter(pixels), expected(pixels))
+        assert not torch.equal(shorter(pixels), model(pixels))
     assert fastest.depth_of(weights_of(replace(arch, head_layers=2), model)) == 1
 
 
@@ -291,6 +293,28 @@ def test_what_cannot_be_chosen_is_refused(trained, tmp_path, words, message):
 
     assert outcome.code in (2, 3, 4) and message in outcome.err, outcome.err
     assert not [*tmp_path.iterdir()]
+
+
+def test_images_of_the_verdict_are_not_compared_on_first(photos):
+    """Neither of a folder that is named, nor where the run has cut them from what it trained on."""
+    weights = SimpleNamespace(source="demo")
+    judged = find_images([str(photos / "train")], where="").part(0, 5, name="")
+    both = images.open_for_screening(weights, [str(photos / "train")], judged, most=100)
+    digests = [digests_of(split) for split in (judged, both)]
+
+    assert len(both) == len(find_images([str(photos / "train")], where="")) - 5
+    assert not np.isin(*digests).any()
+    with pytest.raises(VitError, match="are among those to judge them by"):
+        images.open_for_screening(
+            weights, [str(photos / "train")], find_images([str(photos)], where=""), most=9
+        )
+    with pytest.raises(VitError, match="training images of these weights are not here") as error:
+        images.open_for_screening(weights, [], judged, most=9)
+    assert error.value.where == "--fastest" and "--calibrate FOLDER" in error.value.fix
+
+
+def test_with_students_each_of_the_two_sequences_has_half_of_the_error():
+    assert [round(fastest.quantile(has_students), 4) for has_students in (False, True)] == [1.6449, 1.96]
 
 
 def test_the_advice_of_too_few_images_is_enough():

@@ -427,7 +427,9 @@ def test_a_check_says_whether_the_file_is_the_one_that_was_exported(monkeypatch,
     assert result["notes"] == ([] if is_same else [note])
 
 
-def checked(answers: list[float], folder: Path, monkeypatch, **about) -> dict:
+def checked(
+    answers: list[float], folder: Path, monkeypatch, runtime="onnxruntime", sides=(4, 4), **about
+) -> dict:
     """The check of a file of 3 bytes with 7 more of weights beside it, which gives these answers."""
     (folder / "net.onnx").write_bytes(b"net")
     (folder / "net.onnx.data").write_bytes(b"weights")
@@ -435,14 +437,33 @@ def checked(answers: list[float], folder: Path, monkeypatch, **about) -> dict:
     about = {"output": "probabilities", "tolerance": 1e-4, "images": [entry], **about}
     golden.golden_path(folder / "net.onnx").write_text(json.dumps(about))
 
-    def process_of(path: Path, *, num_bytes: int):
+    def process_of(path: Path, *, num_bytes: int, runtime: str):
         assert (path.name, num_bytes) == ("net.onnx", 10)
-        answer = {"answer_name": "probabilities", "input_shape": (1, 4, 4, 3)}
+        answer = {"answer_name": "probabilities", "input_shape": (1, *sides, 3)}
         return nullcontext(SimpleNamespace(**answer, answers=lambda image_HWC: np.array(answers)))
 
     monkeypatch.setattr(golden, "OnnxProcess", process_of)
     monkeypatch.setattr(golden, "data_files", lambda path: [path.with_name("net.onnx.data")])
-    return golden.check(str(folder / "net.onnx"))
+    return golden.check(str(folder / "net.onnx"), runtime=runtime)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "sides", "tolerance"),
+    [
+        ("openvino", ("height", "width"), 1e-2),
+        ("openvino", (4, 4), 1e-4),
+        ("onnxruntime", ("height", "width"), 1e-4),
+    ],
+)
+def test_a_file_that_resizes_in_float32_may_differ_by_a_hundredth(
+    monkeypatch, tmp_path, runtime, sides, tolerance
+):
+    answers = {1e-2: [0.496, 0.504, 0.0], 1e-4: [0.50002, 0.49998, 0.0]}[tolerance]
+    result = checked(answers, tmp_path, monkeypatch, runtime, sides)
+
+    assert (result["runtime"], result["tolerance"]) == (runtime, tolerance)
+    with pytest.raises(CheckFailed, match=f"allowed: {tolerance:g}"):
+        checked([0.5 + 2 * tolerance, 0.5, 0.0], tmp_path, monkeypatch, runtime, sides)
 
 
 @pytest.mark.parametrize("by_user", [None, 7])
@@ -455,9 +476,10 @@ def test_a_process_for_an_onnx_file_writes_nothing_and_ends_in_time(monkeypatch,
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (of_user, of_user))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, both: limits.update({kind: both}))
     monkeypatch.setattr(onnx_process, "cpu_count", lambda: 3)
-    monkeypatch.setattr(onnx_process, "OnnxSession", lambda path, *, num_threads: opened.append(num_threads))
+    sessions = {"onnxruntime": lambda path, *, num_threads: opened.append(num_threads)}
+    monkeypatch.setattr(onnx_process, "SESSIONS", sessions)
 
-    onnx_process._open_within(100, 60, "x.onnx")
+    onnx_process._open_within(100, 60, "x.onnx", "onnxruntime")
 
     assert opened == [3]
     assert limits[resource.RLIMIT_CPU] == ((180, 180) if by_user is None else (7, 7))
@@ -466,5 +488,5 @@ def test_a_process_for_an_onnx_file_writes_nothing_and_ends_in_time(monkeypatch,
         most, _ = limits[resource.RLIMIT_AS]
         assert 100 + 3 * 16 < most / 2**20 < 200_000 and most % resource.getpagesize() == 0
     monkeypatch.setattr(onnx_process, "cpu_count", lambda: 64)
-    onnx_process._open_within(100, 60, "x.onnx")
+    onnx_process._open_within(100, 60, "x.onnx", "onnxruntime")
     assert opened[-1] == 8

@@ -159,6 +159,9 @@ class ConversionOptions:
     check_file: Annotated[str | None, option("--check", RUN,
         "Verify an ONNX file against its golden outputs; export nothing (default: export CKPT).",
         "FILE")] = None
+    runtime: Annotated[Literal["onnxruntime", "openvino"], option("--runtime", RUN,
+        "With --check: what runs the file, onnxruntime or openvino (default: onnxruntime).",
+        "NAME")] = "onnxruntime"
     overwrite: options.Overwrite = False
 
     def check(self) -> None:
@@ -173,6 +176,8 @@ class ConversionOptions:
                   "--to": self.to not in (None, "onnx"), "--push-to-hub": self.push_to_hub}  # fmt: skip
         if self.fastest and (wrong := [name for name, is_given in others.items() if is_given]):
             raise typer.BadParameter(f"--fastest chooses the file: leave {wrong[0]} out", param_hint=wrong[0])
+        if self.runtime != "onnxruntime":
+            raise typer.BadParameter("it belongs to --check FILE.onnx", param_hint="--runtime")
         if self.out is None and self.push_to_hub is None:
             raise typer.BadParameter("name OUT, or --push-to-hub OWNER/NAME", param_hint="OUT")
         if (self.private or self.revision is not None) and self.push_to_hub is None:
@@ -228,7 +233,8 @@ def export(*, asked: ConversionOptions, printing: Printing) -> int:
         load_libraries()
         from vitcli.conversion import golden
 
-        return printing.show(golden.check(asked.check_file), golden.check_as_text)
+        checked = golden.check(asked.check_file, runtime=asked.runtime)
+        return printing.show(checked, golden.check_as_text)
     asked.check()
     inputs.check_ckpt(asked.ckpt, "CKPT")
     load_libraries()

@@ -289,7 +289,7 @@ def fastest(
     weights = read_weights(ckpt, model_name=options.model_name, quiet=quiet)
     judged = open_for_verdict(weights, options.gate, options.split)
     students = _students(weights, asked.students, progress)
-    z = NormalDist().inv_cdf(1 - ALPHA / (2 if students else 1))
+    z = quantile(bool(students))
     _check_enough(judged, options.max_drop, z)
     screened = open_for_screening(weights, options.calibrate, judged, most=NUM_SCREENED)
     preprocessing = export.preprocessing_of(weights, options.image_size)
@@ -328,6 +328,11 @@ def fastest(
         export.put_in_place(kept.path, target)
     result = export.result_of(prepared, kept.candidate.weights, out, facts, progress)
     return result | {"elapsed_s": time.perf_counter() - began_at}
+
+
+def quantile(has_students: bool) -> float:
+    """Return the standard normal quantile of a verdict, of which two sequences share the error."""
+    return NormalDist().inv_cdf(1 - ALPHA / (2 if has_students else 1))
 
 
 def singles(first: Variation) -> list[Variation]:

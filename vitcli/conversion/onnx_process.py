@@ -16,7 +16,7 @@ import numpy as np
 
 from vitcli.distributed.launch import cpu_count
 from vitcli.errors import CheckFailed, VitError, is_out_of_memory, reason_of
-from vitcli.weights.production.session import OnnxSession
+from vitcli.weights.production.session import SESSIONS, OnnxSession, OpenVinoSession, load_runtime
 
 # Memory is what the process may take besides its libraries: weights are read, copied and laid out anew.
 MEMORY_MB, MEMORY_PER_BYTE = 512, 4
@@ -27,7 +27,7 @@ PROGRAM = """\
 import sys
 sys.path.append(sys.argv[1])
 from vitcli.conversion.onnx_process import answer_within
-answer_within(*map(int, sys.argv[3:]), path=sys.argv[2])
+answer_within(*map(int, sys.argv[4:]), path=sys.argv[3], runtime=sys.argv[2])
 """
 
 
@@ -43,17 +43,18 @@ class OnnxProcess:
         MachineError: onnxruntime is not installed.
     """
 
-    def __init__(self, path: Path, *, num_bytes: int):
+    def __init__(self, path: Path, *, num_bytes: int, runtime: str = "onnxruntime"):
         """Start it.
 
         Args:
             num_bytes: of the file, and of those beside it that hold its weights.
+            runtime: one of `session.SESSIONS`.
         """
-        self.path = path
+        self.path, self.runtime = path, runtime
         self.memory_mb = MEMORY_MB + MEMORY_PER_BYTE * num_bytes // 2**20
         self.seconds = MOST_S + num_bytes // BYTES_IN_A_SECOND
         package = str(Path(__file__).parents[2])
-        words = [sys.executable, "-P", "-c", PROGRAM, package, str(path), self.memory_mb, self.seconds]
+        words = [sys.executable, "-P", "-c", PROGRAM, package, runtime, path, self.memory_mb, self.seconds]
         self._process = subprocess.Popen(
             [str(word) for word in words],
             stdin=subprocess.PIPE,
@@ -118,7 +119,7 @@ class OnnxProcess:
         if self._is_late:
             return self._too_much(f"more than {self.seconds} s")
         return CheckFailed(
-            f"onnxruntime ended with {f'signal {-code}' if code < 0 else f'code {code}'} on it",
+            f"{self.runtime} ended with {f'signal {-code}' if code < 0 else f'code {code}'} on it",
             where=str(self.path),
             fix="do not use it: export the checkpoint again",
         )
@@ -135,7 +136,7 @@ class OnnxProcess:
         self._process.kill()
 
 
-def answer_within(memory_mb: int, seconds: int, *, path: str) -> None:
+def answer_within(memory_mb: int, seconds: int, *, path: str, runtime: str) -> None:
     """Run an ONNX file in this process on the images that come in, within limits.
 
     Each image comes as a line of its shape, in JSON, and its bytes. Each answer is a line of JSON; the first
@@ -143,7 +144,7 @@ def answer_within(memory_mb: int, seconds: int, *, path: str) -> None:
     """
     images, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     try:
-        session = _open_within(memory_mb, seconds, Path(path))
+        session = _open_within(memory_mb, seconds, Path(path), runtime)
         _say(answers, input_shape=session.input_shape, answer_name=session.answer_name)
         while line := images.readline():
             shape = json.loads(line)
@@ -171,14 +172,14 @@ def answer_within(memory_mb: int, seconds: int, *, path: str) -> None:
             raise
 
 
-def _open_within(memory_mb: int, seconds: int, path: Path) -> OnnxSession:
+def _open_within(memory_mb: int, seconds: int, path: Path, runtime: str) -> OnnxSession | OpenVinoSession:
     num_threads = min(cpu_count(), MOST_THREADS)
     try:
         import resource
 
-        import onnxruntime  # noqa: F401  # before the limit, which is for what it does with the file
-    except ImportError:  # no onnxruntime, which the session tells; no limits outside Unix
-        return OnnxSession(path, num_threads=num_threads)
+        load_runtime(runtime)  # before the limit, which is for what it does with the file
+    except ImportError:  # it is not installed, which the session tells; no limits outside Unix
+        return SESSIONS[runtime](path, num_threads=num_threads)
     limits = {resource.RLIMIT_CPU: seconds * num_threads, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -188,7 +189,7 @@ def _open_within(memory_mb: int, seconds: int, path: Path) -> OnnxSession:
         allowed = resource.getrlimit(kind)[1]  # by the user
         most = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
         resource.setrlimit(kind, (most, most))
-    return OnnxSession(path, num_threads=num_threads)
+    return SESSIONS[runtime](path, num_threads=num_threads)
 
 
 def _say(answers: BinaryIO, /, **what: Any) -> None:

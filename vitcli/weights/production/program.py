@@ -134,14 +134,14 @@ def _size_before_crop(rows: int, columns: int, preprocessing: Preprocessing) -> 
     """
     if preprocessing.resize == "square":
         return preprocessing.whole_size
-    least_2 = torch.tensor(preprocessing.image_size)
-    sides_2 = torch.stack([_float64(side) for side in (rows, columns)])
-    scale = (least_2 / sides_2).max()
-    if preprocessing.resize == "none":
-        scale = scale.clamp(min=1.0)
-    else:
-        scale = torch.maximum(scale, preprocessing.short_side / sides_2.min())
-    sizes = torch.maximum(least_2, torch.trunc(sides_2 * scale + 1e-6).long())
+    crops_2 = torch.tensor(preprocessing.image_size)
+    sides_2 = torch.stack([torch.scalar_tensor(side, dtype=torch.int64) for side in (rows, columns)])
+    # In whole numbers: a runtime that computes float64 in float32, as OpenVINO does, would miss one.
+    enough = [(preprocessing.short_side, sides_2.min())] if preprocessing.resize == "short_side" else [(1, 1)]
+    enough += zip(crops_2, sides_2, strict=True)
+    sizes = crops_2
+    for new, side in enough:  # the largest scale gives the largest sizes
+        sizes = torch.maximum(sizes, torch.div(sides_2 * new, side, rounding_mode="trunc"))
     new_rows, new_columns = sizes.tolist()
     for new, least in zip((new_rows, new_columns), preprocessing.image_size, strict=True):
         torch._check(new >= least)
