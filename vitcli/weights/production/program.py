@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -137,10 +138,11 @@ def _size_before_crop(rows: int, columns: int, preprocessing: Preprocessing) -> 
     crops_2 = torch.tensor(preprocessing.image_size)
     sides_2 = torch.stack([torch.scalar_tensor(side, dtype=torch.int64) for side in (rows, columns)])
     # In whole numbers: a runtime that computes float64 in float32, as OpenVINO does, would miss one.
-    enough = [(preprocessing.short_side, sides_2.min())] if preprocessing.resize == "short_side" else [(1, 1)]
-    enough += zip(crops_2, sides_2, strict=True)
+    scales: list[tuple[Any, Any]] = list(zip(crops_2, sides_2, strict=True))
+    is_short = preprocessing.resize == "short_side"
+    scales.append((preprocessing.short_side, sides_2.min()) if is_short else (1, 1))
     sizes = crops_2
-    for new, side in enough:  # the largest scale gives the largest sizes
+    for new, side in scales:  # the largest scale gives the largest sizes
         sizes = torch.maximum(sizes, torch.div(sides_2 * new, side, rounding_mode="trunc"))
     new_rows, new_columns = sizes.tolist()
     for new, least in zip((new_rows, new_columns), preprocessing.image_size, strict=True):
