@@ -59,6 +59,10 @@ OF_TEACHERS = {
             "self.note = keep_head(model, weights, split.class_names, **how)",
             "pass",
         ),
+        "an ONNX file keeps the order of its own classes": (
+            "return logits_BK[:, self._order] if len(self._order) else logits_BK",
+            "return logits_BK",
+        ),
         "the blank images of a batch are mixed into it": (
             "mixing.mix(pixels_BCHW[:count])",
             "mixing.mix(pixels_BCHW)[:count]",

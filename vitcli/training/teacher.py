@@ -34,6 +34,7 @@ from vitcli.weights.onnx import OnnxNetwork
 
 WHERE = "recipe key distill.teacher"
 ONNX = ".onnx"
+DERIVED = ("resize_to", "crop")  # of the rules that such a file states, see `Preprocessing.as_rules`
 
 
 def image_size_of(name: str) -> tuple[int, int]:
@@ -157,7 +158,8 @@ class OnnxTeacher:
         self._network, self.digest = OnnxNetwork(path), digest_of_file(path).hex()
         stored = self._network.opened.session.get_modelmeta().custom_metadata_map
         try:
-            pixels = Preprocessing.from_dict(json.loads(stored["preprocessing"]))
+            rules = json.loads(stored["preprocessing"])
+            pixels = Preprocessing.from_dict({key: rules[key] for key in rules if key not in DERIVED})
             names = tuple(map(str, json.loads(stored.get("class_names", "[]"))))
         except (KeyError, ValueError, TypeError, WeightsError) as error:
             fix = "export it with vit export, or name the checkpoint that it is of"

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import Outcome, run
+from tests.conftest import Outcome, run, vit
 from tests.training.test_finetune import SMALL, fingerprint, small_run
 from vitcli.cache import user_cache
 from vitcli.data import loader
@@ -18,14 +19,17 @@ from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
 from vitcli.data.transforms import to_model_range
 from vitcli.distributed.runtime import start as start_runtime
+from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.output.progress import Progress
+from vitcli.training import teacher
 from vitcli.training.methods import distillation
 from vitcli.training.methods.distillation import TOP, record_of, targets_of, unpacked
 from vitcli.training.objective import Mixing, teacher_xent
-from vitcli.training.teacher import NetworkTeacher
+from vitcli.training.teacher import NetworkTeacher, OnnxTeacher
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
+from vitcli.weights.onnx import OnnxNetwork
 
 RNG = np.random.default_rng(0)
 # Two parts a step, epochs that end inside one, mixing of both kinds.
@@ -231,6 +235,35 @@ def resized(image_HWC: np.ndarray) -> np.ndarray:
     return np.asarray(Image.fromarray(image_HWC).resize((64, 64)))
 
 
+def test_an_onnx_file_teaches_as_its_network_does(photos, plain_run, settings, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    file = tmp_path / "teacher.onnx"
+    assert run("export", plain_run, file, "--input", "pixels", "-q").code == 0
+    train = DataSet(str(photos)).open("train")
+    turned = train.relabelled(np.array([1, 0]), train.class_names[::-1])
+    views, network = views_of(train, 3), NetworkTeacher(str(plain_run), train, settings)
+
+    assert OnnxTeacher(str(file)).image_size == (16, 16)
+    one, other = (OnnxTeacher(str(file), split).logits(views, None) for split in (train, turned))
+
+    assert torch.allclose(one, network.logits(views, None), atol=1e-4) and torch.equal(one, other[:, [1, 0]])
+    mixing = Mixing(0.7)  # of bytes
+    mixed = OnnxTeacher(str(file), train).logits(views, mixing)
+    assert torch.allclose(mixed, network.logits(views, mixing), atol=2e-2) and not torch.allclose(mixed, one)
+    renamed = replace(train, class_names=("blue", "green"))
+    with pytest.raises(WeightsError, match="other classes"):
+        OnnxTeacher(str(file), renamed)
+    opened = OnnxNetwork(file)
+    opened.takes_any_size = True
+    monkeypatch.setattr(teacher, "OnnxNetwork", lambda path: opened)
+    with pytest.raises(WeightsError, match="crops what it is given"):
+        OnnxTeacher(str(file), train)
+    monkeypatch.undo()
+    (tmp_path / "text.onnx").write_text("no network")
+    with pytest.raises(VitError):
+        OnnxTeacher(str(tmp_path / "text.onnx"), train)
+
+
 def test_views_are_mixed_with_each_other_alone(photos, plain_run, settings):
     """Five images are padded to eight for the forward pass; none of these is a neighbour."""
     train = DataSet(str(photos)).open("train")
@@ -244,6 +277,22 @@ def test_views_are_mixed_with_each_other_alone(photos, plain_run, settings):
     with torch.no_grad():
         expected = network(mixing.mix(pixels))
     assert torch.allclose(logits, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_does_with_and_without_a_store(photos, plain_run, cache, tmp_path):
+    words = (*SMALL, *TAUGHT, "--exact", "--dataset", photos, "--steps", 5)
+    words += ("--set", f"distill.teacher={plain_run}", "--set", "model.dropout=0.1")
+    made = []
+    for number, (processes, kept) in enumerate(
+        [(1, "off"), (2, "off"), (2, "auto"), (1, "auto"), (2, "auto")]
+    ):
+        out = tmp_path / str(number)
+        ended = vit(*words, "--out", out, "--num-processes", processes, "--set", f"data.cache={kept}")
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        made.append(fingerprint(out))
+
+    assert all(each == made[0] for each in made)
 
 
 def test_images_without_labels_are_trained_on_by_what_the_teacher_says(photos, plain_run, cache, tmp_path):
