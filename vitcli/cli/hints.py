@@ -48,7 +48,7 @@ NOT_OPTIONS = {
     "--skip-bad": "leave it out: this command goes on where an image cannot be read",
     "--push-to-hub": f"{COMMANDS['push']}, after the run",
     "--model-kwargs": "--set model.KEY=VALUE; vit recipes schema lists the keys",
-    "--kd-model-name": "leave it out: vit does not distil",
+    "--kd-model-name": "vit distill --teacher TEACHER --ckpt CKPT --dataset DATA",
 }
 TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio")
 CLASS_COUNTS = ("--num-classes", "--num-labels", "--nb-classes", "--nc")
