@@ -250,7 +250,7 @@ def export(
     *,
     to: Literal["timm", "onnx", "pt2", "npz", "safetensors"] | None = None,
     input: Literal["images", "pixels"] = "images",
-    precision: Literal["fp32", "fp16", "int8"] = "fp32",
+    precision: Literal["fp32", "fp16", "int8", "int8-weights"] = "fp32",
     head: bool = True,
     names: Literal["published", "linen", "big_vision"] = "published",
     res: Size | None = None,

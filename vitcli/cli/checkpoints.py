@@ -140,8 +140,9 @@ class ConversionOptions:
     input: Annotated[Literal["images", "pixels"], option("--input", MODEL,
         "What a .onnx or .pt2 file takes, as bytes: images of any size, which it resizes, or pixels of the "
         "network's size (default: images).", "KIND")] = "images"
-    precision: Annotated[Literal["fp32", "fp16", "int8"], option("--precision", MODEL,
-        "Of an ONNX file: fp32, fp16 or int8 (default: fp32).", "NAME")] = "fp32"
+    precision: Annotated[Literal["fp32", "fp16", "int8", "int8-weights"], option("--precision", MODEL,
+        "Of an ONNX file: fp32, fp16, int8, or int8-weights, where only weights have 8 bits (default: fp32).",
+        "NAME")] = "fp32"
     head: Annotated[bool, option("--head/--no-head", MODEL,
         "Export features only (default: with the classifier).")] = True
     names: Annotated[Literal["published", "linen", "big_vision"], option("--names", MODEL,

@@ -192,6 +192,8 @@ def finish(prepared: PreparedExport, path: Path, out: str, progress: Progress) -
         facts["snippet"] = rendered("onnx_snippet.py.j2", path=out, form=export.form, names=names)
         publish, precision = export.images.to_publish, export.options.precision
         golden.write_golden(path, publish, export.preprocessing, precision=precision)
+        if precision == "int8":
+            facts["fp32_layers"] = onnx.fp32_layers(path)
     return facts | {"files": {file.name: file.stat().st_size for file in _files_at(path)}}
 
 
@@ -310,6 +312,7 @@ def as_text(result: dict[str, Any]) -> str:
         ("difference", f"{result['max_abs_difference']:.2g}, relative {result['max_rel_difference']:.2g}"),
         *([] if agreement is None else [("same top-1", f"{agreement:.2%}")]),
         *([("gate", gate)] if gate else []),
+        *([("in fp32", ", ".join(result["fp32_layers"]))] if result.get("fp32_layers") else []),
         *([("speed", comparison.speed_text(result["speed"]))] if "speed" in result else []),
         *_written(result),
         ("use", usage.get(result["format"], Verbatim(f"vit {command} --ckpt {shlex.quote(out)} {takes}"))),

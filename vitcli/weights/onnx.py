@@ -1,5 +1,6 @@
 """ONNX files, written by torch's exporter and run by onnxruntime on images as they are: see `production`."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from vitcli.weights.production.program import FromImages, ProgramForm, exporting
 from vitcli.weights.production.session import OnnxSession, not_installed
 
 OPSET = 20
+FP32_LAYERS = "fp32_layers"  # of the metadata of a file in int8
 MAX_BYTES_IN_ONE_FILE = 1_800_000_000  # of weights; protobuf, and so an .onnx file, is limited to 2 GB
 
 
@@ -46,7 +48,7 @@ def write_onnx(
     Args:
         model: on the CPU, in evaluation mode.
         metadata: becomes the file's metadata_props.
-        calibration: images, uint8 (1, H, W, 3), whose activations give the scales of int8.
+        calibration: images, uint8 (1, H, W, 3), for the ranges of int8.
         fp32: the file of the same network in fp32 if there is one, which saves exporting it again.
 
     Raises:
@@ -56,18 +58,18 @@ def write_onnx(
     check_installed()
     import onnx
 
-    from vitcli.weights.production.int8 import in_8_bits
+    from vitcli.weights.production.int8 import in_8_bits, weights_in_8_bits
 
     program = FromImages(model, form).eval()
     num_bytes = sum(tensor.nbytes for tensor in program.state_dict().values())
-    is_large = num_bytes > MAX_BYTES_IN_ONE_FILE
-    if is_large and form.precision == "int8":
+    is_large, is_rounded = num_bytes > MAX_BYTES_IN_ONE_FILE, form.precision.startswith("int8")
+    if is_rounded and num_bytes / 4 > MAX_BYTES_IN_ONE_FILE:
         raise VitError(
-            f"networks of {num_bytes / 1e9:.1f} GB are too large for int8 in ONNX",
-            where="--precision int8",
-            fix=f"take fp16; up to {MAX_BYTES_IN_ONE_FILE / 1e9:.1f} GB it can be had",
+            f"networks of {num_bytes / 1e9:.1f} GB are too large for {form.precision} in ONNX",
+            where=f"--precision {form.precision}",
+            fix=f"take fp16; up to {4 * MAX_BYTES_IN_ONE_FILE / 1e9:.1f} GB it can be had",
         )
-    if fp32 and form.precision != "fp16":
+    if fp32 and form.precision != "fp16" and not is_large:
         shutil.copy(fp32, path)
     else:
         _exported(program, form).save(path, external_data=is_large)
@@ -75,11 +77,25 @@ def write_onnx(
     _drop_traces(proto.graph)
     _keep_padding_apart(proto.graph)
     _name_data_by_contents(path, proto.graph)
-    if form.precision == "int8":
+    if is_rounded:
         onnx.save(proto, path)
-        proto = in_8_bits(path, calibration)
+        if form.precision == "int8":
+            proto, names = in_8_bits(path, calibration)
+            metadata = metadata | {FP32_LAYERS: json.dumps(names)}
+        else:
+            proto = weights_in_8_bits(path)
+        for data in data_files(path):
+            data.unlink()
     onnx.helper.set_model_props(proto, metadata)
     onnx.save(proto, path)
+
+
+def fp32_layers(path: Path) -> list[str]:
+    """Return the layers that an .onnx file in int8 computes in float32."""
+    import onnx
+
+    stored = {each.key: each.value for each in onnx.load(path, load_external_data=False).metadata_props}
+    return json.loads(stored.get(FP32_LAYERS, "[]"))
 
 
 def data_files(path: Path) -> list[Path]:

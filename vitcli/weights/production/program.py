@@ -30,7 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from vitcli.data.transforms import Preprocessing
 
 INPUTS = ("images", "pixels")
-PRECISIONS = ("fp32", "fp16", "int8")
+PRECISIONS = ("fp32", "fp16", "int8", "int8-weights")
 ANSWERS = {"classes": "probabilities", "several": "probabilities", "number": "number", "features": "features"}
 MOST_BITS = 22  # of a weight below its point
 
