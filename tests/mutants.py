@@ -14,6 +14,7 @@ from tests.mutants_of_figures import OF_FIGURES
 from tests.mutants_of_files import OF_FILES
 from tests.mutants_of_parts import OF_PARTS
 from tests.mutants_of_results import OF_RESULTS
+from tests.mutants_of_rounding import OF_ROUNDING
 from tests.mutants_of_scores import OF_SCORES
 from tests.mutants_of_screens import OF_SCREENS
 from tests.mutants_of_teachers import OF_TEACHERS
@@ -515,7 +516,7 @@ OF_RUNS = {
 }
 
 BY_PACKAGE = (OF_FIGURES, OF_DATA, OF_FILES, OF_EXPORTS, OF_SCORES, OF_SCREENS, OF_TRAINING, OF_TEACHING,
-              OF_TEACHERS)  # fmt: skip
+              OF_TEACHERS, OF_ROUNDING)  # fmt: skip
 MUTANTS = [
     Mutant(what, file, before, after, tests)
     for part in (OF_RUNS, OF_RESULTS, OF_PARTS, *BY_PACKAGE)
