@@ -176,8 +176,8 @@ vit distill --teacher runs/photos --res 96 --out runs/small
 vit distill --teacher runs/large --ckpt timm/vit_tiny_patch16_224.augreg_in21k --dataset photos/""",
     defaults={
         "--steps": "by the recipe; modern/distill: 600",
-        "--batch-size": "by the recipe; modern/distill: 64",
-        "--lr": "by the recipe; modern/distill: 0.0003",
+        "--batch-size": "by the recipe; modern/distill: 32",
+        "--lr": "by the recipe; modern/distill: 0.0001",
         "--seed": "0",
         "--runs": "1",
     },

@@ -347,7 +347,7 @@ class Distill(Section):
         "checkpoints, or .onnx files; of several the mean of the probabilities (docs/distill.md)", None
     )
     images: Ckpts | None = key("files, folders or globs of images without labels to train on, too", None)
-    weight: UnitInterval = key("fraction of the loss that is about its answers; labels have the rest", 1.0)
+    weight: UnitInterval = key("fraction of the loss that is about its answers; labels have the rest", 0.5)
     temperature: Positive = key("divides the logits of both", 1.0)
     compare: bool = key("train without the teacher, too, and deliver what is better on the dev split", True)
 

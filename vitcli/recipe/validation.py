@@ -420,11 +420,6 @@ def _contradictions_of_a_teacher(values: Mapping[str, Any]) -> Iterator[tuple[st
     if loss != "softmax":
         what = f"a teacher's probabilities are those of one class per image, and objective.loss is {loss!r}"
         yield key, what, "set objective.loss to softmax, or leave the teacher out"
-    if values.get("distill.images") and values.get("distill.weight", 1.0) != 1:
-        what = (
-            f"images without labels have no loss of labels, and distill.weight is {values['distill.weight']}"
-        )
-        yield "distill.images", what, "set distill.weight to 1, or leave the images out"
     if values.get("distill.compare", True) is not True:
         return
     repeats = [name for name in ("train.runs", "train.folds") if values.get(name, 0) not in (0, 1)]

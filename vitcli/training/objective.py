@@ -29,6 +29,7 @@ from vitcli.recipe.schema import Objective as ObjectiveSettings
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits_BK, labels_B or labels_BM) -> scalar
 Objective = Callable[..., Tensor]  # (model, images_BCHW, labels, what a teacher says of them) -> scalar
+NO_LABEL = -1  # of an image that only a teacher has an answer for
 UNIT = RegressionTarget("number", 0.0, 1.0)  # of a regression where no image is read
 
 
@@ -146,11 +147,13 @@ def softmax_xent(
 
     Args:
         class_weights: factor of the loss of an image by its class; () for 1. The sum is divided by B, not by
-            the weights of the batch as in torch: so a batch in parts has the same loss as a whole one.
+            the weights of the batch as in torch: so a batch in parts has the same loss as a whole one. With
+            weights, an image with the label -1 has no loss.
     """
     if not class_weights:
         return F.cross_entropy(logits_BK.float(), labels_B, label_smoothing=label_smoothing)
-    losses_B = F.cross_entropy(logits_BK.float(), labels_B, label_smoothing=label_smoothing, reduction="none")
+    how = {"label_smoothing": label_smoothing, "reduction": "none", "ignore_index": NO_LABEL}
+    losses_B = F.cross_entropy(logits_BK.float(), labels_B, **how)
     return (losses_B * constant(class_weights, losses_B.device)[labels_B]).mean()
 
 

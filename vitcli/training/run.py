@@ -62,9 +62,11 @@ class TrainingRun:
         self._job = job
         self.recipe, self.runtime = job.recipe, job.runtime
         self.num_threads = job.options.workers or loader.default_threads(job.runtime.cores)
-        weights = loss_weights(job.splits.train, job.recipe)
+        weights, distill = loss_weights(job.splits.train, job.recipe), job.recipe.distill
+        if distill and distill.images and not weights:  # those without a label have none
+            weights = (1.0,) * job.splits.train.num_classes
         self.task = training_task(
-            job.recipe.objective, job.splits.train, class_weights=weights, teacher=job.recipe.distill
+            job.recipe.objective, job.splits.train, class_weights=weights, teacher=distill
         )
         self.path: Path | None = None
         # From the first step on.
