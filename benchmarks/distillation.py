@@ -64,11 +64,11 @@ def gap(options: argparse.Namespace, out: Path) -> None:
         )
         summary = vit("distill", *words, "--seed", seed, "--out", out / f"{seed}", *options.more)
         record = summary["distill"]
-        plain, distilled = (record[name]["top1"] for name in ("plain", "distilled"))
+        plain, distilled = (record[name]["top1"] for name in ("baseline", "distilled"))
         rows.append((plain, distilled))
         closed.append((distilled - plain) / (teacher - plain) if teacher > plain else float("nan"))
         print(f"seed {seed}: plain {plain:.2%}, distilled {distilled:.2%}, delivered {record['delivered']}")
-    for name, values in zip(("plain", "distilled"), zip(*rows, strict=True), strict=True):
+    for name, values in zip(("baseline", "distilled"), zip(*rows, strict=True), strict=True):
         error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
         print(f"{name}: {mean(values):.2%} ± {error:.2%} (standard error of {len(values)} seeds)")
     of_means = [mean(values) for values in zip(*rows, strict=True)]

@@ -69,6 +69,7 @@ class RowStore:
             room for; None where nothing may be added.
         open_segment: opens one that this or another process has created.
         limit_bytes: of what this process adds.
+        remembers: which rows have been checked; False for rows that are read once.
         lock: held as long as the store is open.
 
     Attributes:
@@ -92,17 +93,20 @@ class RowStore:
         make_segment: MakeSegment | None,
         open_segment: Callable[[int], BinaryIO],
         limit_bytes: float = float("inf"),
+        remembers: bool = True,
         lock: BinaryIO | None = None,
     ):
         length = max(1, num_rows) * RECORD_BYTES
+        # Never shortened, whatever another process makes of it meanwhile.
         if os.fstat(index_file.fileno()).st_size < length:
-            os.ftruncate(index_file.fileno(), length)
+            _write(index_file, memoryview(b"\0"), length - 1)
         self._index = mmap.mmap(index_file.fileno(), length, access=mmap.ACCESS_READ)
         self._index_file, self._lock_file = index_file, lock
         self._make_segment, self._open_segment = make_segment, open_segment
         self.limit_bytes, self.added_bytes, self.num_added = limit_bytes, 0, 0
         self.problem: OSError | None = None
         self._mutex = threading.Lock()
+        self._remembers = remembers
         self._checked: dict[int, bytes] = {}  # rows whose content agrees with this record
         self._maps: dict[int, mmap.mmap] = {}
         self._segment: _Segment | None = None
@@ -129,7 +133,8 @@ class RowStore:
         if not is_checked:
             if xxhash.xxh3_64_intdigest(content_ABC.data, SEED) != checksum:
                 return None
-            self._checked[row] = record
+            if self._remembers:
+                self._checked[row] = record
         return content_ABC
 
     def add(self, row: int, stamp: int, content_ABC: np.ndarray) -> bool:
@@ -190,7 +195,8 @@ class RowStore:
     def _write_record(self, row: int, place: bytes) -> None:
         record = place + _check(place)
         _write(self._index_file, memoryview(record), row * RECORD_BYTES)
-        self._checked[row] = record
+        if self._remembers:
+            self._checked[row] = record
 
     def _map(self, segment: int) -> mmap.mmap | None:
         mapped = self._maps.get(segment)
@@ -214,7 +220,13 @@ def is_stored(kind: str, about: dict[str, Any]) -> bool:
 
 
 def open_cached(
-    kind: str, about: dict[str, Any], num_rows: int, *, limit_bytes: float, is_bounded: bool = True
+    kind: str,
+    about: dict[str, Any],
+    num_rows: int,
+    *,
+    limit_bytes: float,
+    is_bounded: bool = True,
+    remembers: bool = True,
 ) -> RowStore:
     """Open the store with this key in the user's cache, or begin one.
 
@@ -222,6 +234,7 @@ def open_cached(
         about: the key: everything the contents depend on, as JSON, and "name" for people.
         limit_bytes: of what this process adds.
         is_bounded: add nothing beyond the bound of the cache; False for what a command needs stored.
+        remembers: see `RowStore`.
 
     Raises:
         OSError: the cache cannot be used.
@@ -234,9 +247,8 @@ def open_cached(
         return room
 
     folder = user_cache.make_own_folder(user_cache.cache_folder(kind)) / name_of(about)
-    store = open_folder(
-        folder, about, num_rows, limit_bytes=limit_bytes, room_for=room_for if is_bounded else int
-    )
+    room = room_for if is_bounded else int
+    store = open_folder(folder, about, num_rows, limit_bytes=limit_bytes, room_for=room, remembers=remembers)
     user_cache.mark_used(folder)
     return store
 
@@ -249,6 +261,7 @@ def open_folder(
     limit_bytes: float = float("inf"),
     room_for: Callable[[int], int] = int,
     is_shared: bool = True,
+    remembers: bool = True,
 ) -> RowStore:
     """Open the store in a folder, or begin one.
 
@@ -272,6 +285,7 @@ def open_folder(
             make_segment=make_segment,
             open_segment=lambda segment: open_regular(folder / f"rows-{segment:016x}", os.O_RDONLY | NO_LINK),
             limit_bytes=limit_bytes,
+            remembers=remembers,
             lock=lock,
         )
     except (OSError, ValueError) as error:

@@ -52,7 +52,7 @@ class EntryKind:
 KINDS = {
     "decoded": EntryKind("decoded", "decoded images"),
     "features": EntryKind("features", "features of frozen networks"),
-    "teachers": EntryKind("teachers", "what teachers say of training views"),
+    "teachers": EntryKind("teachers", "teacher predictions of training views"),
     "shards": EntryKind("shards", "blocks of remote shards, indexes of .tar shards"),
     "weights": EntryKind("weights", "downloaded weights", is_bounded=False),
 }

@@ -117,22 +117,29 @@ def remembered(ckpt: str | None, dataset: str | None, *, keeps_head: bool = Fals
     return keys | ({"objective.loss": recipe.objective.loss} if is_trained else {})
 
 
-def student_of(
-    teachers: Sequence[str], ckpt: str | None, dataset: str | None
-) -> tuple[str | None, dict[str, Any], bool]:
-    """Return a student's checkpoint, the recipe keys of its data and teachers, and whether it keeps its head.
+def keys_of_student(teachers: Sequence[str], ckpt: str | None, dataset: str | None) -> dict[str, Any]:
+    """Return the recipe keys of a student where nothing else says them: teachers, data, checkpoint and head.
 
-    By default the student starts from the first teacher, with its head if that is of a run, and on its data.
+    By default it starts from the first teacher, and on the data of that run, on which it keeps its head.
 
     Raises:
         WeightsError, VitError: there is no such teacher.
     """
     for name in teachers:
         (check_file if name.endswith(".onnx") else check_ckpt)(name, "--teacher")
+    keys: dict[str, Any] = {"distill.teacher": list(teachers)} if teachers else {}
     first = next((name for name in teachers if not name.endswith(".onnx")), None)
-    of_run = data_of_run(first) if first else {}
-    keys = {"distill.teacher": list(teachers) or None, "data.dataset": dataset or of_run.get("data.dataset")}
-    return ckpt or first, keys, ckpt is None and bool(of_run)
+    if first and dataset is None:
+        keys |= data_of_run(first)
+        dataset = keys.get("data.dataset")
+    keys |= remembered(first, dataset, keeps_head=ckpt is None)
+    if first and ckpt is None:
+        from vitcli.output import run_folder
+
+        recipe = _recipe_of_run(first)
+        is_same = recipe is not None and run_folder.is_data_of(recipe, dataset)
+        keys |= {"model.ckpt": first} | ({"model.head": "keep"} if is_same else {})
+    return keys
 
 
 def policy_of_run(ckpt: str | None) -> dict[str, Any]:

@@ -2,11 +2,9 @@
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +17,6 @@ from vitcli.errors import VitError
 from vitcli.output import text
 
 app = typer.Typer()
-NO_KEYS: Mapping[str, Any] = MappingProxyType({})
 
 
 # fmt: off
@@ -93,11 +90,11 @@ KeepHead = Annotated[bool, option("--keep-head", MODEL,
     "Train on with the head of the checkpoint, for data with the same classes; the default is a new one. "
     "[model.head]")]
 Teachers = Annotated[list[str] | None, option("--teacher", MODEL,
-    "Required. Checkpoint or .onnx file to learn from; of several the mean of their probabilities. "
-    "Repeatable. [distill.teacher]", "CKPT", autocompletion=complete.ckpts)]
+    "Checkpoint or .onnx file to learn from; of several the mean of their probabilities (default: by the "
+    "recipe). Repeatable. [distill.teacher]", "CKPT", autocompletion=complete.ckpts)]
 Student = Annotated[str | None, option("--ckpt", MODEL,
     "Initial weights of the student: anything that --ckpt of vit finetune takes (default: the first teacher, "
-    "with its head if it is a run). [model.ckpt]", "CKPT", autocompletion=complete.ckpts)]
+    "with its head on the data of its run). [model.ckpt]", "CKPT", autocompletion=complete.ckpts)]
 Folds = Annotated[int | None, option("--folds", TRAINING,
     "K-fold cross-validation: train N models, score each on its held-out fold, then train a final model on "
     "all images (default: 0, off). [train.folds]", "N")]
@@ -192,26 +189,16 @@ def distill(
     verbose: options.Verbose = False,
     printing: options.Printing,
 ) -> int:
-    """Train a student on what a teacher says of its images.
+    """Train a student on the predictions of a teacher.
 
-    What is said of each view is stored, so a second student costs no more than a run without a teacher. A
-    student without the teacher is trained beside it, and the better on the dev split is delivered.
+    They are stored for each view, so that a second student costs no more than a run without a teacher. A
+    baseline without the teacher is trained, too, and the better on the dev split is delivered.
     """
-    if not teacher and not recipe.recipe:
+    if not teacher and recipe.without_given({"distill.teacher": None}):
         raise typer.BadParameter("name a checkpoint or an .onnx file to learn from", param_hint="--teacher")
-    student, keys, keeps_head = inputs.student_of(teacher or (), ckpt, recipe.dataset)
-    asked = replace(recipe, recipe=recipe.recipe or "modern/distill", dataset=keys.pop("data.dataset", None))
-    return _train(
-        "finetune",
-        asked,
-        training,
-        devices,
-        printing,
-        verbose,
-        student,
-        keep_head=keeps_head,
-        more=asked.without_given(keys),
-    )
+    keys = recipe.without_given(inputs.keys_of_student(teacher or (), ckpt, recipe.dataset))
+    named = replace(recipe, recipe=recipe.recipe or "modern/distill")
+    return _train("finetune", named, training, devices, printing, verbose, ckpt, more=keys)
 
 
 def _train(
@@ -225,7 +212,7 @@ def _train(
     *,
     keep_head: bool = False,
     folds: int | None = None,
-    more: Mapping[str, Any] = NO_KEYS,
+    more: dict[str, Any] | None = None,
 ) -> int:
     """Run a training command here or in the processes that the command line asks for.
 
@@ -240,7 +227,7 @@ def _train(
     # Mistakes are reported before torch is loaded.
     overrides = recipe.set_ or ()
     recipe_keys = recipe.shorthands(ckpt, training.precision, keeps_head=keep_head) | training.recipe_keys()
-    recipe_keys |= {"model.head": "keep" if keep_head else None, "train.folds": folds, **more}
+    recipe_keys |= {"model.head": "keep" if keep_head else None, "train.folds": folds} | (more or {})
     groups = vtab.tasks_of(recipe.dataset) if name == "finetune" else {}
     if groups:
         task_recipes = vtab.resolve(list(groups), recipe.recipe, overrides, recipe_keys)

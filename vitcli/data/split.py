@@ -274,7 +274,8 @@ class Split:
         whole, rows_of_whole = self.whole or (self, lambda rows: rows)
 
         def several(rows: Sequence[int]) -> ReadRow:
-            sources = dict(zip(rows, source_rows(np.asarray(rows)).tolist(), strict=True))
+            places_N = source_rows(np.asarray(rows, dtype=np.int64))
+            sources = dict(zip(rows, places_N.tolist(), strict=True))
             read_row = self.reader_of([*sources.values()])
             return lambda row: read_row(sources[row])
 
@@ -347,7 +348,7 @@ class Split:
             read_labels=lambda: np.append(self.read_labels(), np.full(len(others), -1)),
             where_is=lambda row: self.where_is(row) if row < count else others.where_is(row - count),
             left_out=self.left_out | others.left_out,
-            notes=self.notes,
+            notes=(*self.notes, *others.notes),
             stamp_of=stamp_of,
         )
 

@@ -245,17 +245,18 @@ def average_lines(average: dict[str, Any]) -> list[str]:
 
 
 def students_text(record: dict[str, Any]) -> str:
-    """Return which student is delivered, and what the dev split says of the two."""
-    with_it, without = (record[name]["dev_top1"] for name in ("distilled", "plain"))
-    images = count_of(record["num_dev_examples"], "image")
-    scores = f"{with_it:.2%} with it, {without:.2%} without on {images} of the dev split"
-    made = {"distilled": "the student of the teacher", "plain": "the student without the teacher"}
-    verdict = f"{made[record['delivered']]}: {scores} (McNemar p = {record['mcnemar_p']:.2g})"
-    teacher = record["teacher_top1"]
-    if teacher is None:
-        return verdict
-    test = [f"{record[name]['top1']:.2%}" for name in ("distilled", "plain")]
-    return f"{verdict}; of the images scored {test[0]} with it, {test[1]} without, teacher {teacher:.2%}"
+    """Return which of distilled student and baseline is delivered, and by which scores."""
+    distilled, baseline = record["distilled"], record["baseline"]
+    images = count_of(record["num_dev_examples"], "dev image")
+    seen = f", {record['num_dev_seen']} of them seen by its start" if record["num_dev_seen"] else ""
+    scores = (
+        f"{percent(distilled['dev_top1'])} distilled, {percent(baseline['dev_top1'])} baseline on {images}"
+    )
+    line = f"{record['delivered']}: {scores}{seen} (McNemar p = {record['mcnemar_p']:.2g})"
+    if (teacher := record["teacher_top1"]) is None:
+        return line
+    test = " and ".join(percent(each["top1"]) for each in (distilled, baseline))
+    return f"{line}; {test} of the test images, teacher {percent(teacher)}"
 
 
 def probe_head_text(facts: dict[str, Any], *, head_layers: int = 0) -> str:

@@ -341,15 +341,17 @@ class Train(Section):
 
 
 class Distill(Section):
-    """A teacher: a run learns its answers for the views that it trains on (arXiv 1503.02531, 2106.05237)."""
+    """A teacher, whose predictions for each training view are learned (arXiv 1503.02531, 2106.05237)."""
 
     teacher: Ckpts | None = key(
         "checkpoints, or .onnx files; of several the mean of the probabilities (docs/distill.md)", None
     )
     images: Ckpts | None = key("files, folders or globs of images without labels to train on, too", None)
-    weight: UnitInterval = key("fraction of the loss that is about its answers; labels have the rest", 0.5)
+    weight: UnitInterval = key("weight of the distillation loss; the loss of the labels has the rest", 0.5)
     temperature: Positive = key("divides the logits of both", 1.0)
-    compare: bool = key("train without the teacher, too, and deliver what is better on the dev split", True)
+    compare: bool = key(
+        "also train a baseline without teacher; the better on the dev split is delivered", True
+    )
 
     @field_validator("teacher")
     @classmethod

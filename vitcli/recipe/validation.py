@@ -420,8 +420,19 @@ def _contradictions_of_a_teacher(values: Mapping[str, Any]) -> Iterator[tuple[st
     if loss != "softmax":
         what = f"a teacher's probabilities are those of one class per image, and objective.loss is {loss!r}"
         yield key, what, "set objective.loss to softmax, or leave the teacher out"
+    of_rows = {
+        "data.streaming": (None, False),
+        "data.group_column": (None,),
+        "data.sampling": (None, "uniform"),
+    }
+    for other, off in of_rows.items():
+        if values.get("distill.images") and values.get(other) not in off:
+            what = f"{other} is for images with labels, and distill.images have none"
+            yield "distill.images", what, f"leave {other} out, or the images"
     if values.get("distill.compare", True) is not True:
         return
+    if values.get("train.average_runs", "none") != "none":
+        yield "distill.compare", "distill.compare delivers one of two runs, not an average", "set it to false"
     repeats = [name for name in ("train.runs", "train.folds") if values.get(name, 0) not in (0, 1)]
     if repeats:
         what = f"distill.compare makes two runs, and {repeats[0]} is {values[repeats[0]]}"

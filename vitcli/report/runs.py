@@ -375,6 +375,7 @@ def progress_of(path: Path, recipe: dict[str, Any]) -> RunProgress:
     num_values = [len(value) for key, value in recipe.items() if is_listed(key, value)]
     repeats = recipe.get("train.runs")
     total = (math.prod(num_values) if num_values else 0) + (repeats if isinstance(repeats, int) else 1)
+    total += recipe.get("distill.compare") is True  # the baseline
     if isinstance(folds := recipe.get("train.folds"), int) and folds:  # each with trials of its own
         total = folds + 1
     ends = (run_folder.SUMMARY, run_folder.DIVERGED)

@@ -22,7 +22,7 @@ from vitcli.training.objective import training_task
 from vitcli.training.setup import InitialModel, RunOptions, fresh_model
 from vitcli.weights import licences
 from vitcli.weights.files import checksum_of
-from vitcli.weights.io import Weights, read_description, read_weights
+from vitcli.weights.io import Weights, read_weights
 from vitcli.weights.load import keep_head, load, with_first_blocks
 from vitcli.weights.names import FRESH
 
@@ -69,7 +69,6 @@ def initial_model(recipe: Recipe, split: Split, *, quiet: bool) -> InitialModel:
     kind = "" if weights.format == settings.ckpt else f" ({weights.format})"
     details = [f"weights {settings.ckpt}{kind}; activation: {weights.numerics}", *report.lines()]
     details += notes_on_pixels(weights, recipe) + licences.note_on(weights.licence, "the weights")
-    details += _notes_on_teachers(recipe)
     seen = SeenImages.of(weights.metadata)
     return InitialModel(
         model,
@@ -82,14 +81,6 @@ def initial_model(recipe: Recipe, split: Split, *, quiet: bool) -> InitialModel:
         licence=weights.licence,
         digest=digest,
     )
-
-
-def _notes_on_teachers(recipe: Recipe) -> list[str]:
-    """Return a line for each licence of a teacher that excludes commercial use: it may hold for a student."""
-    names = (recipe.distill and recipe.distill.teacher) or ()
-    infos = [read_description(name, quiet=True) for name in names if not name.endswith(".onnx")]
-    stated = dict.fromkeys(info.metadata.get(licences.KEY) for info in infos)
-    return [line for each in stated for line in licences.note_on(each, "the teacher's weights")]
 
 
 def _keep_head(model: TimmNetwork, weights: Weights, recipe: Recipe, split: Split) -> str:

@@ -16,7 +16,6 @@ from vitcli import recipe as recipes
 from vitcli.data import loader, sampler
 from vitcli.data.data_fingerprint import SplitContents, contents_of
 from vitcli.data.image_cache import ImageCache
-from vitcli.data.image_files import find_images
 from vitcli.data.parts.eval_split_names import FoldName
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
@@ -41,6 +40,7 @@ from vitcli.training import notes, schedule, tracking
 from vitcli.training.auto_batch_size import find_max_batch_size, max_part_on_gpu
 from vitcli.training.gradients import check_parts, exact_per_device_batch
 from vitcli.training.methods import resolutions
+from vitcli.training.methods.distillation import with_unlabelled
 from vitcli.training.methods.imbalance import check_imbalance
 from vitcli.training.methods.known import methods_of
 from vitcli.training.methods.method import Method
@@ -243,8 +243,8 @@ def set_up(
     check_labels(splits.train, recipe)
     check_imbalance(splits.train, recipe)
     if recipe.distill and recipe.distill.images:
-        others = find_images(recipe.distill.images, where="recipe key distill.images")
-        splits = replace(splits, train=splits.train.with_unlabelled(others))
+        held_out = [] if plan_only else [splits.eval, splits.choice, data.dev_of(recipe)]
+        splits = replace(splits, train=with_unlabelled(splits.train, recipe.distill.images, held_out))
     methods = methods_of(command, recipe, splits)
     for method in methods:
         method.check(splits)

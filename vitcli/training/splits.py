@@ -120,6 +120,10 @@ class RunData:
             settings, seed=seed, source=source, trained_before=self.trained_before
         )
 
+    def dev_of(self, recipe: Recipe) -> Split | None:
+        """Open the images that `data.hold_out_dev` keeps out of training, if it does."""
+        return self.held_out_dev(recipe) if recipe.data.hold_out_dev else None
+
     def held_out_dev(self, recipe: Recipe) -> Split:
         """Open the images that `data.hold_out_dev` keeps out of training: the same ones for every seed."""
         data = recipe.data

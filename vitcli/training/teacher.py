@@ -1,13 +1,15 @@
 """Teachers: networks whose probabilities for views of the training images a student learns.
 
 A teacher sees what the student sees, at its own resolution and with its own statistics of pixels. Its network
-is built when it is first asked: a run whose views are all stored needs its digest alone.
+is built for the first view that is not stored.
 
 B batch, K classes.
 """
 
 import json
+from contextlib import suppress
 from functools import cached_property, partial
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -16,20 +18,22 @@ from torch import Tensor, nn
 
 from vitcli.data.loader import Batch
 from vitcli.data.split import Split
+from vitcli.data.task import Task
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import VitError, WeightsError
-from vitcli.evaluation.inference import EvalSettings, check_finite, forward_batches, outputs_of
+from vitcli.evaluation.inference import EvalSettings, forward_batches, outputs_of
+from vitcli.evaluation.multilabel import task_of
 from vitcli.evaluation.setup import preprocessing_for
 from vitcli.models import features
 from vitcli.models.build import last_layers
 from vitcli.output.atomic import digest_of_file
-from vitcli.output.text import percent
 from vitcli.recipe import load_for_inference
 from vitcli.training.methods.outputs import MOST_ROWS, sample
 from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
 from vitcli.training.objective import Mixing
+from vitcli.weights import licences
 from vitcli.weights.io import digest_of, read_description, read_weights
-from vitcli.weights.load import keep_head, load
+from vitcli.weights.load import check_same_classes, keep_head, load
 from vitcli.weights.onnx import OnnxNetwork
 
 WHERE = "recipe key distill.teacher"
@@ -37,14 +41,14 @@ ONNX = ".onnx"
 DERIVED = ("resize_to", "crop")  # of the rules that such a file states, see `Preprocessing.as_rules`
 
 
-def image_size_of(name: str) -> tuple[int, int]:
+def image_size_of(name: str, split: Split) -> tuple[int, int]:
     """Return height and width of the images of a teacher, without its tensors.
 
     Raises:
-        VitError: it cannot be read, or is an ONNX file that would see a part of each view alone.
+        VitError: it cannot be read, or is an ONNX file that does not fit these training images.
     """
     if name.endswith(ONNX):
-        return OnnxTeacher(name).image_size
+        return OnnxTeacher(name, split).image_size
     return read_description(name, quiet=True).architecture.image_size
 
 
@@ -52,13 +56,13 @@ def open_teacher(name: str, split: Split, settings: EvalSettings) -> "Teacher":
     """Open a teacher with outputs for the classes of the training images.
 
     Raises:
-        VitError: the network or file cannot be read, or a file predicts other classes.
+        VitError: the network or file cannot be read, or is a file that predicts something else.
     """
     return OnnxTeacher(name, split) if name.endswith(ONNX) else NetworkTeacher(name, split, settings)
 
 
 class NetworkTeacher:
-    """A checkpoint; a head for other classes gives place to the closed form on the training images.
+    """A checkpoint; a head for other classes is replaced by the closed form on the training images.
 
     Args:
         settings: of its passes; its network is that of this process alone.
@@ -66,18 +70,34 @@ class NetworkTeacher:
     Attributes:
         image_size: of its views, height and width in pixels.
         digest: changes with anything that its logits depend on, but views and training images.
-        note: where its head comes from, once it has been asked.
+        notes: lines for the terminal on its head and its licence.
     """
-
-    note = ""
 
     def __init__(self, name: str, split: Split, settings: EvalSettings):
         self.name, self._split, self._settings = name, split, settings
         self._weights = read_weights(name, quiet=True)
         self._pixels, _ = preprocessing_for(self._weights, load_for_inference(None, (), {}))
         self.image_size = self._pixels.image_size
-        facts = [self._weights.architecture.as_dict(), self._pixels.as_dict(), self._weights.class_names]
-        self.digest = json.dumps([digest_of(self._weights.state), *facts])
+        arch, names = self._weights.architecture, self._weights.class_names
+        facts = [digest_of(self._weights.state), arch.as_dict(), self._pixels.as_dict(), names]
+        self.digest = json.dumps([*facts, self._has_own_head])
+        self.notes = licences.note_on(self._weights.licence, "the teacher's weights")
+        if not self._has_own_head:
+            instead = "a closed form on the training images is its head"
+            self.notes.append(f"teacher {name} has no head for these classes: {instead}")
+
+    @cached_property
+    def _has_own_head(self) -> bool:
+        """Whether it predicts one of the classes of the training images."""
+        weights, split = self._weights, self._split
+        if task_of(weights.metadata, weights.architecture.num_classes) != Task.ONE_CLASS:
+            return False
+        with suppress(WeightsError):
+            check_same_classes(
+                weights, split.class_names, num_classes=split.num_classes, data_name=split.name
+            )
+            return True
+        return False
 
     def logits(self, images_BCHW: Tensor, mixing: Mixing | None) -> Tensor:
         """Return logits_BK, float32 on the CPU, of uint8 views, mixed if they are to be.
@@ -94,68 +114,68 @@ class NetworkTeacher:
             return features.logits(model, pixels_BCHW)
 
         batch = Batch(images_BCHW, torch.zeros(count), torch.zeros(count, dtype=torch.int64), ())
-        how = self._pixels, settings.device, settings.precision
-        ((_, logits_BK),) = forward_batches(model, network, iter([batch]), *how)
+        passes = forward_batches(
+            model, network, iter([batch]), self._pixels, settings.device, settings.precision
+        )
+        ((_, logits_BK),) = passes
         logits_BK = logits_BK[:count].float().cpu()
-        check_finite(logits_BK, batch, so="nothing can be learned from them", precision=settings.precision)
+        if not logits_BK.isfinite().all():
+            fix = "use other weights" if settings.precision == "fp32" else "--precision fp32"
+            raise WeightsError(f"the outputs of teacher {self.name} are not finite", where=WHERE, fix=fix)
         return logits_BK
 
     @cached_property
     def _network(self) -> nn.Module:
         weights, split, size = self._weights, self._split, self.image_size
-        how = {"num_classes": split.num_classes, "data_name": split.name}
-        model, _, _ = load(weights, image_size=size)
-        try:
-            self.note = keep_head(model, weights, split.class_names, **how)
-        except WeightsError:
-            model, _, _ = load(weights, image_size=size, num_classes=split.num_classes)
+        model, _, _ = load(
+            weights, image_size=size, num_classes=None if self._has_own_head else split.num_classes
+        )
+        if self._has_own_head:
+            keep_head(model, weights, split.class_names, num_classes=split.num_classes, data_name=split.name)
+        else:
             head = self._closed_form(model.to(self._settings.device).eval())
             with torch.no_grad():
                 for layer in last_layers(model):
                     layer.weight.copy_(head.weight_KD.reshape(layer.weight.shape))
                     layer.bias.copy_(head.bias_K)
-            known = head.facts["left_out_top1"]
-            right = "" if known is None else f", {percent(known)} of left-out images right"
-            self.note = f"its head is the closed form on the training images{right}"
         return model.to(self._settings.device).eval()
 
     def _closed_form(self, model: nn.Module) -> ClosedFormHead:
         """Fit the closed form; every process by itself, since only some may miss views."""
         labelled_N = np.flatnonzero(self._split.read_labels() >= 0)
-        part = sample(self._split.rows(labelled_N), MOST_ROWS)
-        batches = self._settings.batches(part, self._pixels, all_rows=True)
-        how = self._pixels, self._settings.device, self._settings.precision
-        network = partial(features.outputs, model, layer="pre_logits", with_logits=False)
-        rows = [
-            (outputs_BD, batch.labels_B, batch.rows_B)
-            for batch, outputs_BD in outputs_of(model, batches, *how, network=network)
-        ]
+        part, settings = sample(self._split.rows(labelled_N), MOST_ROWS), self._settings
+        outputs = outputs_of(
+            model,
+            settings.batches(part, self._pixels, all_rows=True),
+            self._pixels,
+            settings.device,
+            settings.precision,
+            network=partial(features.outputs, model, layer="pre_logits", with_logits=False),
+        )
+        rows = [(outputs_BD, batch.labels_B, batch.rows_B) for batch, outputs_BD in outputs]
         features_ND, labels_N, rows_N = map(torch.cat, zip(*rows, strict=True))
         groups_N = None if part.groups_N is None else part.groups_N[rows_N.numpy()]
-        num_classes = self._split.num_classes
         return closed_form_head(
-            features_ND, labels_N.numpy(), groups_N, num_classes=num_classes, loss="softmax"
+            features_ND, labels_N.numpy(), groups_N, num_classes=self._split.num_classes, loss="softmax"
         )
 
 
 class OnnxTeacher:
     """An ONNX file of `vit export`, of any precision; attributes and `logits` as of `NetworkTeacher`.
 
-    Args:
-        split: whose classes its logits are for; None where only its size is asked.
-
     Raises:
         VitError: the file is missing.
-        WeightsError: it does not say what it takes, crops what it is given, or is for other classes.
+        WeightsError: it does not say what it takes, crops what it is given, or is not for these classes.
     """
 
-    note = "an ONNX file"
+    notes: tuple[str, ...] = ()
 
-    def __init__(self, name: str, split: Split | None = None):
+    def __init__(self, name: str, split: Split):
         self.name, path = name, Path(name)
         if not path.is_file():
             raise VitError(f"there is no file {name}", where=WHERE, fix="correct the path")
-        self._network, self.digest = OnnxNetwork(path), digest_of_file(path).hex()
+        self._network = OnnxNetwork(path)
+        self.digest = f"{digest_of_file(path).hex()}, onnxruntime {version('onnxruntime')}"
         stored = self._network.opened.session.get_modelmeta().custom_metadata_map
         try:
             rules = json.loads(stored["preprocessing"])
@@ -171,13 +191,16 @@ class OnnxTeacher:
                 where=WHERE,
                 fix="export it with --input pixels, or name the checkpoint that it is of",
             )
-        if split and names and split.class_names and set(names) != set(split.class_names):
+        num_outputs = self._network.opened.session.get_outputs()[0].shape[-1]
+        own = set(split.class_names or names)
+        is_of_classes = self._network.answer_name == "probabilities" and "several_labels" not in stored
+        if not is_of_classes or num_outputs != split.num_classes or (names and set(names) != own):
             raise WeightsError(
-                f"{name} is for other classes than {split.name} has",
+                f"{name} does not predict the classes of {split.name}",
                 where=WHERE,
                 fix="name a checkpoint: a closed form on the training images can be its head",
             )
-        ordered = split.class_names if split and names and split.class_names else names
+        ordered = (split.class_names or names) if names else ()
         self._order = torch.tensor([names.index(each) for each in ordered], dtype=torch.int64)
 
     def logits(self, images_BCHW: Tensor, mixing: Mixing | None) -> Tensor:

@@ -63,7 +63,7 @@ def _brief(summary: dict[str, Any], *, width: int | None = None) -> str:
     if average := summary.get("average"):
         rows.append(("average", average_lines(average)[-1 if average["accepted"] is None else 1]))
     if record := summary.get("distill"):
-        rows.append(("delivered", Folded(students_text(record))))
+        rows.append(("student", Folded(students_text(record))))
     rows += _weak_places(summary)
     if "delivered" in summary:
         rows.append(("delivered", brief_delivery(summary)))
@@ -182,7 +182,7 @@ def all_rows(summary: dict[str, Any], *, width: int | None = None) -> str:
         made, *more = average_lines(average)
         rows += [("average", made), *(("", line) for line in more)]
     if record := summary.get("distill"):
-        rows.append(("students", students_text(record)))
+        rows.append(("student", students_text(record)))
     rows += [("speed", speed(summary)), ("run folder", Verbatim(summary["run_dir"]))]
     text = pairs(rows, width=width)
     if choices := summary.get("choices"):

@@ -100,7 +100,8 @@ def load(
 
 def num_blocks(weights: Weights) -> int:
     """Count the transformer blocks that may be left out from the end; 0 where none may."""
-    if weights.architecture.head_layers:  # a head that reads several
+    arch = weights.architecture
+    if arch.head_layers or not arch.patch_size:  # a head that reads several, blocks of another kind
         return 0
     return len({name.split(".")[1] for name in weights.state if name.startswith("blocks.")})
 
@@ -143,7 +144,7 @@ def keep_head(
         WeightsError: the weights have no head, or one for other classes.
     """
     stored = weights.class_names
-    _check_same_classes(weights, class_names, num_classes=num_classes, data_name=data_name)
+    check_same_classes(weights, class_names, num_classes=num_classes, data_name=data_name)
     if stored and class_names and stored != class_names:
         number_of = {name: number for number, name in enumerate(stored)}
         order = torch.tensor([number_of[name] for name in class_names])
@@ -155,7 +156,7 @@ def keep_head(
     return f"the head is kept: its {num_classes} classes are those of the data, {how}"
 
 
-def _check_same_classes(
+def check_same_classes(
     weights: Weights, class_names: tuple[str, ...] | None, *, num_classes: int, data_name: str
 ) -> None:
     """Refuse to keep the head of weights whose classes are not those of the data."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import Outcome, run, vit
-from tests.training.test_finetune import SMALL, fingerprint, small_run
+from tests.training.test_finetune import SMALL, fingerprint, small_run, stopped_in_part
 from vitcli.cache import user_cache
 from vitcli.data import loader
 from vitcli.data.dataset import DataSet
@@ -228,7 +229,7 @@ def test_a_teacher_for_other_classes_has_the_closed_form_as_its_head(photos, set
 
     labels = torch.tensor([label for _, label in rows])
     assert logits.shape == (24, 2) and (logits.argmax(dim=1) == labels).float().mean() > 0.9
-    assert "closed form" in teacher.note
+    assert "closed form" in teacher.notes[0]
 
 
 def resized(image_HWC: np.ndarray) -> np.ndarray:
@@ -243,7 +244,7 @@ def test_an_onnx_file_teaches_as_its_network_does(photos, plain_run, settings, t
     turned = train.relabelled(np.array([1, 0]), train.class_names[::-1])
     views, network = views_of(train, 3), NetworkTeacher(str(plain_run), train, settings)
 
-    assert OnnxTeacher(str(file)).image_size == (16, 16)
+    assert OnnxTeacher(str(file), train).image_size == (16, 16)
     one, other = (OnnxTeacher(str(file), split).logits(views, None) for split in (train, turned))
 
     assert torch.allclose(one, network.logits(views, None), atol=1e-4) and torch.equal(one, other[:, [1, 0]])
@@ -251,7 +252,7 @@ def test_an_onnx_file_teaches_as_its_network_does(photos, plain_run, settings, t
     mixed = OnnxTeacher(str(file), train).logits(views, mixing)
     assert torch.allclose(mixed, network.logits(views, mixing), atol=2e-2) and not torch.allclose(mixed, one)
     renamed = replace(train, class_names=("blue", "green"))
-    with pytest.raises(WeightsError, match="other classes"):
+    with pytest.raises(WeightsError, match="does not predict the classes"):
         OnnxTeacher(str(file), renamed)
     opened = OnnxNetwork(file)
     opened.takes_any_size = True
@@ -295,22 +296,45 @@ def test_two_processes_learn_what_one_does_with_and_without_a_store(photos, plai
     assert all(each == made[0] for each in made)
 
 
-def test_images_without_labels_are_trained_on_by_what_the_teacher_says(photos, plain_run, cache, tmp_path):
-    pattern = str(photos / "test/*/*.png")
-    more = ("--set", f"distill.teacher={plain_run}", "--set", f"distill.images={pattern}")
+def test_images_without_labels_join_unless_they_are_held_out(photos, plain_run, cache, tmp_path):
+    folder = tmp_path / "more"
+    folder.mkdir()
+    for number in range(6):
+        Image.fromarray(np.full((40, 48, 3), 40 * number, np.uint8)).save(folder / f"{number}.png")
+    shutil.copy(photos / "test/red/00.png", folder / "copy.png")  # of an image to report on
+    more = ("--set", f"distill.teacher={plain_run}", "--set", f"distill.images={folder}")
     summary = small_run(photos, tmp_path / "run", *TAUGHT, *more, "--set", "distill.weight=0.5", steps=4)
 
-    assert summary["num_train_examples"] == 24 + 10
-    logits, labels = torch.randn(4, 2), torch.tensor([0, -1, 1, -1])
-    of_some = softmax_xent(logits, labels, class_weights=(1.0, 1.0))
-    assert of_some == pytest.approx(float(softmax_xent(logits[[0, 2]], labels[[0, 2]])) / 2)
-    train, others = DataSet(str(photos)).open("train"), find_images([pattern], where="")
+    assert summary["num_train_examples"] == 24 + 6
+    assert "1 image of distill.images are held out" in str(summary["notes"])
+
+
+def test_images_without_labels_stand_behind_the_others_and_have_no_loss_of_labels(photos):
+    train, others = DataSet(str(photos)).open("train"), find_images([str(photos / "test/*/*.png")], where="")
     both = train.with_unlabelled(others)
+
     assert both.read_labels().tolist() == [*train.read_labels().tolist(), *[-1] * 10]
     for row, (split, place) in {3: (train, 3), 23: (train, 23), 24: (others, 0), 33: (others, 9)}.items():
         image, label = both.reader_of([row, 0, 25])(row)
         assert image == split.read_row(place)[0] and both.where_is(row) == split.where_is(place)
         assert label == (-1 if split is others else train.read_labels()[place])
+    logits, labels = torch.randn(4, 2), torch.tensor([0, -1, 1, -1])
+    of_some = softmax_xent(logits, labels, class_weights=(1.0, 1.0))
+    assert of_some == pytest.approx(float(softmax_xent(logits[[0, 2]], labels[[0, 2]])) / 2)
+
+
+def test_a_run_does_not_resume_with_another_teacher(photos, plain_run, cache, tmp_path):
+    teacher = shutil.copytree(plain_run, tmp_path / "teacher")
+    words = (*SMALL, *TAUGHT, "--dataset", photos, "--out", tmp_path / "run", "--steps", 6)
+    words += ("--set", f"distill.teacher={teacher}")
+    with stopped_in_part(4):
+        assert run(*words).code == 143
+    other = small_run(photos, tmp_path / "other", steps=1)
+    shutil.copy(Path(other["weights"]), teacher / "model.safetensors")
+    refused = run(*words)
+
+    assert refused.code == 4 and "no longer those" in refused.json["error"]["message"], refused.out
+    assert run(*words, "--overwrite").code == 0
 
 
 def refusal(photos: Path, *words: object) -> dict:
@@ -332,7 +356,11 @@ def refusal(photos: Path, *words: object) -> dict:
         (("distill.teacher=demo", "distill.images=nowhere/*.png"), 3, "no image found"),
         (("distill.teacher=demo", "train.runs=2"), 2, "makes two runs"),
         (("distill.teacher=demo", "data.dev_fraction=0"), 2, "data.dev_fraction is 0"),
-        (("distill.teacher=demo", "data.trivialaugment=true"), 2, "data.trivialaugment counts pixels"),
+        (
+            ("distill.teacher=demo", "data.trivialaugment=true"),
+            2,
+            "data.trivialaugment depends on the image size",
+        ),
         (("distill.teacher=demo", "train.batch_size=[4,8]"), 2, "lists values to choose from"),
     ],
     ids=str,

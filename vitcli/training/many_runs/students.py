@@ -1,7 +1,7 @@
-"""Two students: one that learns from a teacher and one that does not, of which the better is delivered.
+"""The distilled student and a baseline without its teacher, of which the better is delivered.
 
-Both are ordinary resumable runs below OUT/arms, from the same start, on the same views, without the dev
-split, which judges between them: the student of the teacher is delivered if it has at least as many of these
+Both are ordinary resumable runs below OUT/arms, from the same start and for as many steps, without the dev
+split, which judges between them: the distilled student is delivered if it has at least as many of these
 images right (`distill.compare`). OUT is then a run folder of what is delivered.
 """
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitcli import recipe as recipes
+from vitcli.data.seen_images import trained_rows
 from vitcli.data.split import Split
 from vitcli.data.transforms import preprocessing_of
 from vitcli.errors import VitError
@@ -23,13 +24,13 @@ from vitcli.recipe import Recipe
 from vitcli.training.many_runs.average import DevScore, paired_test
 from vitcli.training.many_runs.runs import ManyRuns, SharedParts, Stage
 from vitcli.training.many_runs.sweep_results import plan_of_all, totals_of
-from vitcli.training.methods.distillation import check_views
+from vitcli.training.methods.distillation import check_teachers
 from vitcli.training.setup import RunOptions
 from vitcli.training.text import run_line
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load_for_inference
 
-PLAIN, DISTILLED = STUDENTS = ("plain", "distilled")  # folders, and what a summary says is delivered
+BASELINE, DISTILLED = STUDENTS = ("baseline", "distilled")  # folders, and what a summary says is delivered
 
 
 def refuse_without_teacher(recipe: Recipe) -> None:
@@ -38,7 +39,11 @@ def refuse_without_teacher(recipe: Recipe) -> None:
     if distill is None:
         return
     if not distill.teacher:
-        raise VitError("no teacher is named", where=where, fix="--teacher CKPT, or leave the section out")
+        raise VitError(
+            "no teacher is named",
+            where=where,
+            fix="--set distill.teacher=CKPT, or vit distill --teacher CKPT",
+        )
     if recipe.choices and distill.compare:
         key = next(iter(recipe.choices))
         raise VitError(
@@ -49,7 +54,7 @@ def refuse_without_teacher(recipe: Recipe) -> None:
 
 
 class Students:
-    """The runs with and without the teacher, and the folder that delivers one of them."""
+    """The two runs, and the folder that delivers one of them."""
 
     def __init__(self, command: str, recipe: Recipe, options: RunOptions, shared: SharedParts):
         self.recipe, self.options, self.shared = recipe, options, shared
@@ -57,16 +62,18 @@ class Students:
 
     def plan(self) -> dict[str, Any]:
         """Return the plan of the run with the teacher, and the totals of both."""
-        plain, distilled = self._recipes()
-        plan, others = self.runs.plans(distilled, [plain])
+        baseline, distilled = self._recipes()
+        plan, others = self.runs.plans(distilled, [baseline])
         totals = plan_of_all(plan, [plan, *others], {"num_arms": 2, "num_runs": 0})
         return totals | {"recipe": recipes.to_toml(self.recipe)}
 
     def run(self) -> dict[str, Any]:
         """Make both runs, write the folder that holds them and return its summary."""
-        check_views(self.recipe)  # before the student without the teacher is trained
+        check_teachers(self.recipe, self.shared.data.train_and_eval(self.recipe)[0])
         with self.runs.opened() as path:
-            self.shared.progress.note(f"a student without the teacher, then one with it, into {path}")
+            self.shared.progress.note(
+                f"a baseline without the teacher, then the distilled student, into {path}"
+            )
             jobs = [(path / ARMS / name, each) for name, each in zip(STUDENTS, self._recipes(), strict=True)]
 
             def log(number: int, summary: dict[str, Any]) -> None:
@@ -86,7 +93,7 @@ class Students:
             return self.runs.deliver(results)
 
     def _recipes(self) -> tuple[Recipe, Recipe]:
-        """Return the recipes of the run without and with the teacher."""
+        """Return the recipes of baseline and distilled student."""
         with_teacher = self.runs.settled({"distill.compare": False, "data.hold_out_dev": True})
         return with_teacher.model_copy(update={"distill": None}), with_teacher
 
@@ -94,12 +101,14 @@ class Students:
         """Return what the dev split says of the two, and which one is delivered."""
         dev, teachers = self.shared.data.held_out_dev(self.recipe), self.recipe.distill.teacher
         scores = [self._score(path, dev) for path in paths]
+        trained_N = trained_rows(dev, self.shared.data.trained_before())
         test = paired_test(scores[1], scores[:1])
         return {
             "teacher": list(teachers),
             "teacher_top1": _known_top1(teachers, summaries[1]),
             "dev_split": dev.name,
             "num_dev_examples": len(dev),
+            "num_dev_seen": None if trained_N is None else int(trained_N.sum()),
             **{
                 name: {"top1": summary["top1"], "dev_top1": score.top1, "dev_loss": score.loss}
                 for name, summary, score in zip(STUDENTS, summaries, scores, strict=True)
@@ -107,7 +116,7 @@ class Students:
             "difference": test["difference_to_best"],
             "interval": test["interval"],
             "mcnemar_p": test["mcnemar_p"],
-            "delivered": DISTILLED if test["accepted"] else PLAIN,
+            "delivered": DISTILLED if test["accepted"] else BASELINE,
         }
 
     def _score(self, path: Path, dev: Split) -> DevScore:

@@ -1,10 +1,10 @@
-"""What a run learns from a teacher (`distill.teacher`): its probabilities for the views that are trained on.
+"""Distillation (`distill.teacher`): a run learns the predictions of teachers for the views that it trains on.
 
-The view of an example is a function of the seed and its position in the run, so what a teacher says of it is
-computed once, stored in the user's cache and read by every run that sees the same views: another student or
-rate, or the same run when it is resumed. A row that is missing or damaged is computed again. Stored are the
-TOP largest probabilities and the sum of the others, in 16 bits each; what has just been computed is rounded
-in the same way, so a run has the same bits with and without a cache.
+The view of an example is a function of the seed and its position in the run, so the predictions for it are
+computed once, stored in the user's cache and read by every run with the same views: another student, another
+rate, the same run after a resume. A row that is missing or damaged is computed again. Stored are the TOP
+largest probabilities and the sum of the others, in 16 bits each; what has just been computed is rounded in
+the same way, so a run has the same bits with and without a cache.
 
 B batch, K classes, T targets of a view.
 """
@@ -20,18 +20,21 @@ import torch
 from torch import Tensor
 
 from vitcli.cache import row_store, user_cache
-from vitcli.cache.row_store import RowStore
+from vitcli.cache.row_store import RowStore, aligned
+from vitcli.data.image_files import find_images
 from vitcli.data.loader import Batch
 from vitcli.data.sampler import seed_of_part, step_positions
+from vitcli.data.seen_images import MOST_IMAGES, digests_of
+from vitcli.data.split import Split
 from vitcli.data.transforms import train_transform_of
-from vitcli.distributed import launch
 from vitcli.distributed.transfer import seed_generators
-from vitcli.errors import VitError
+from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation.setup import settings_of_run
-from vitcli.output.text import size_text
+from vitcli.output.text import count_of, size_text
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Distill
-from vitcli.training.methods.method import Method
+from vitcli.training.checkpoint import Checkpoint
+from vitcli.training.methods.method import Keys, Method
 from vitcli.training.objective import draw_mixing
 from vitcli.training.splits import RunSplits
 from vitcli.training.teacher import Teacher, image_size_of, open_teacher
@@ -39,17 +42,19 @@ from vitcli.training.teacher import Teacher, image_size_of, open_teacher
 if TYPE_CHECKING:  # they import this module
     from vitcli.training.run import TrainingRun
 
-TOP = 32  # probabilities of a view; with the sum of the others 132 bytes
+TOP = 32  # probabilities of a view
 REVISION = 1  # raise it when targets change that have the same key
 KIND = "teachers"  # in the user's cache
 MOST_NEGATIVE = -65_000.0  # of the logarithm of a probability, in 16 bits
-UNCHANGED = 1  # the stamp of every row: the key tells of the images
+STAMP = 1  # of every row: the key holds what the images are
 
 
 class Distillation(Method):
-    """The probabilities of teachers, added to each batch for the objective."""
+    """The predictions of teachers, added to each batch for the objective."""
 
     settings: Distill
+    before: list[str] | None = None  # digests of the teachers of the checkpoint
+    _teachers: list[Teacher] | None = None
 
     @staticmethod
     def is_asked_for(command: str, recipe: Recipe, splits: RunSplits) -> bool:
@@ -61,20 +66,49 @@ class Distillation(Method):
         self.settings = recipe.distill
 
     def check(self, splits: RunSplits) -> None:
-        check_views(self.recipe)
+        check_teachers(self.recipe, splits.train)
+
+    def state(self) -> Keys:
+        digests = self.before if self._teachers is None else [each.digest for each in self._teachers]
+        return {"teachers": digests}
+
+    def restore(self, saved: Checkpoint) -> None:
+        self.before = saved.state.get("teachers")
 
     def with_targets(self, run: "TrainingRun", batches: Iterator[Batch], first: int) -> Iterator[Batch]:
-        return TeacherTargets(run, self.settings).added_to(batches, first)
+        if self._teachers is None:
+            self._teachers = self._opened(run)
+        return TeacherTargets(run, self.settings, self._teachers).added_to(batches, first)
+
+    def _opened(self, run: "TrainingRun") -> list[Teacher]:
+        """Open the teachers, whose networks are not built yet.
+
+        Raises:
+            WeightsError: they are not those that the run began with.
+        """
+        job = run.job
+        settings = settings_of_run(job.recipe, job.runtime, job.progress, workers=run.num_threads)
+        settings = replace(settings, precision=job.runtime.precision)
+        teachers = [open_teacher(name, job.splits.train, settings) for name in self.settings.teacher or ()]
+        if self.before not in (None, [teacher.digest for teacher in teachers]):
+            raise WeightsError(
+                "the teachers are no longer those that this run began with",
+                where=f"recipe key distill.teacher, {', '.join(self.settings.teacher or ())}",
+                fix="restore them, or start a new run in another folder",
+            )
+        for line in (line for teacher in teachers for line in teacher.notes):
+            job.progress.note_once(line)
+        return teachers
 
 
-def check_views(recipe: Recipe) -> None:
-    """Refuse augmentation that a teacher of another image size would not see as the student does.
+def check_teachers(recipe: Recipe, train: Split) -> None:
+    """Refuse teachers without predictions for the classes, or that would see other views than the student.
 
     Raises:
         VitError: as described, or a teacher cannot be read.
     """
     assert recipe.distill, "it has a teacher"
-    data, own = recipe.data, recipe.data.image_hw
+    data = recipe.data
     of_pixels = {
         "data.train_crop": data.train_crop == "random",
         "data.randaugment": data.randaugment is not None,
@@ -82,55 +116,65 @@ def check_views(recipe: Recipe) -> None:
         "data.random_erasing": data.random_erasing > 0,
     }
     keys = [key for key, is_used in of_pixels.items() if is_used]
+    sides = {data.image_hw, *((side, side) for side in recipe.schedule.image_sizes or ())}
     for name in recipe.distill.teacher or ():
-        size = image_size_of(name)
-        if size != own and keys:
+        size = image_size_of(name, train)
+        if keys and sides != {size}:
             raise VitError(
-                f"{keys[0]} counts pixels, and the teacher sees images of {size_text(size)} px, the "
-                f"student of {size_text(own)}",
+                f"{keys[0]} depends on the image size, which is {size_text(size)} px for the teacher and "
+                f"{size_text(data.image_hw)} for the student",
                 where=f"recipe keys {keys[0]}, distill.teacher = {name!r}",
                 fix="--recipe modern/distill, whose views are the same at any size; or one size for both",
             )
 
 
-class TeacherTargets:
-    """What teachers say of the views of a run, with the plan that it has now."""
+def with_unlabelled(train: Split, names: Sequence[str], held_out: Sequence[Split | None]) -> Split:
+    """Return the training images and, without labels, those that are named and not held out.
 
-    def __init__(self, run: "TrainingRun", settings: Distill):
-        self.job, self.settings, self.num_threads = run.job, settings, run.num_threads
+    Raises:
+        DataError: a name matches no image.
+    """
+    others = find_images(names, where="recipe key distill.images")
+    digests = [digests_of(split) for split in held_out if split is not None and len(split)]
+    is_held_N = (
+        np.isin(digests_of(others), np.concatenate(digests)) if digests else np.zeros(len(others), bool)
+    )
+    if is_held_N.any():
+        note = f"{count_of(int(is_held_N.sum()), 'image')} of distill.images are held out, and left out"
+        others = replace(others.rows(np.flatnonzero(~is_held_N)), notes=(note,))
+    return train.with_unlabelled(others)
+
+
+class TeacherTargets:
+    """The predictions of teachers for the views of a run, with the plan that it has now."""
+
+    def __init__(self, run: "TrainingRun", settings: Distill, teachers: Sequence[Teacher]):
+        self.job, self.settings, self.teachers = run.job, settings, teachers
         self.num_classes = run.job.splits.train.num_classes
         self._views_at = cache(partial(TeacherViews, run))
-        self.num_computed = self.num_read = 0
 
     def added_to(self, batches: Iterator[Batch], first_step: int) -> Iterator[Batch]:
         """Yield this process's micro-batches, from that step on, with their targets."""
-        plan, rank = self.job.plan, self.job.runtime.rank
-        store, size, step = self._store, plan.per_device_batch, first_step
+        plan, runtime, store = self.job.plan, self.job.runtime, self._store
+        size = plan.per_device_batch
         for number, batch in enumerate(batches):
             step, part = first_step + number // plan.accumulation_steps, number % plan.accumulation_steps
-            own = step_positions(
-                step, batch_size=plan.batch_size, rank=rank, world_size=self.job.runtime.world_size
+            of_step = step_positions(
+                step, batch_size=plan.batch_size, rank=runtime.rank, world_size=runtime.world_size
             )
-            positions = own[part * size : (part + 1) * size]
+            positions = of_step[part * size : (part + 1) * size]
             records_B = self._stored(store, positions) if store else None
             if records_B is None:
                 records_B = self._computed(batch, step, part)
-                for position, record in zip(positions, records_B, strict=True):
-                    if store:
-                        store.add(position, UNCHANGED, record.reshape(1).view(np.uint8).reshape(-1, 1, 1))
-                self.num_computed += len(records_B)
-            else:
-                self.num_read += len(records_B)
+                for position, record in zip(positions, records_B, strict=True) if store else ():
+                    store.add(position, STAMP, record.reshape(1).view(np.uint8).reshape(-1, 1, 1))
             yield replace(batch, targets=(unpacked(records_B),))
-        if number := self.num_computed + self.num_read:
-            read = f"{self.num_read:,} of {number:,} views were stored"
-            self.job.progress.detail(f"teacher: {read}, {self.num_computed:,} computed")
 
     def _stored(self, store: RowStore, positions: range) -> np.ndarray | None:
         """Return the records of all these views; None if one is missing."""
         record, rows = record_of(self.num_classes), []
         for position in positions:
-            content = store.get(position, UNCHANGED)
+            content = store.get(position, STAMP)
             if content is None or content.nbytes != record.itemsize:
                 return None
             rows.append(content.tobytes())
@@ -138,7 +182,6 @@ class TeacherTargets:
 
     def _computed(self, batch: Batch, step: int, part: int) -> np.ndarray:
         """Return the records of a micro-batch, which is mixed as the objective will mix it."""
-        launch.enter("the teacher")
         job, mixing = self.job, None
         objective, size = job.recipe.objective, batch.images_BCHW.shape[-2:]
         if objective.mixup or objective.cutmix:
@@ -146,54 +189,53 @@ class TeacherTargets:
             seed_generators(seed_of_part(job.recipe.train.seed, step, number), torch.device("cpu"))
             mixing = draw_mixing(size, mixup=objective.mixup, cutmix=objective.cutmix)
         logits = []
-        for teacher in self._teachers:
+        for teacher in self.teachers:
             images_BCHW = batch.images_BCHW
             if tuple(size) != teacher.image_size:
                 images_BCHW = self._views_at(teacher.image_size).at(step, part)
             logits.append(teacher.logits(images_BCHW, mixing))
-        launch.enter(f"step {step + 1}")
         return targets_of(logits, temperature=self.settings.temperature)
 
     @cached_property
-    def _teachers(self) -> list[Teacher]:
-        job = self.job
-        settings = settings_of_run(job.recipe, job.runtime, job.progress, workers=self.num_threads)
-        settings = replace(settings, precision=job.runtime.precision)
-        return [open_teacher(name, job.splits.train, settings) for name in self.settings.teacher]
-
-    @cached_property
     def _store(self) -> RowStore | None:
-        """The store of these views in the user's cache; None where it cannot be used."""
-        if self.job.recipe.data.cache == "off" or not user_cache.asked_limit():
+        """The store of these views in the user's cache; None where it cannot be used, and in a dry run."""
+        job = self.job
+        if job.options.dry_run or job.recipe.data.cache == "off" or not user_cache.asked_limit():
             return None
-        num_views = self.job.plan.total_steps * self.job.plan.batch_size
+        num_views = job.plan.total_steps * job.plan.batch_size
+        room = num_views * aligned(record_of(self.num_classes).itemsize)
         try:
-            return row_store.open_cached(KIND, self._about, num_views, limit_bytes=inf)
+            return row_store.open_cached(KIND, self._about, num_views, limit_bytes=room, remembers=False)
         except OSError as error:
-            self.job.progress.note_once(f"note: what the teacher says is not stored: {error.strerror}")
+            job.progress.note_once(f"note: teacher predictions are not stored: {error.strerror}")
             return None
 
     @property
     def _about(self) -> dict[str, Any]:
         """Return everything that a target depends on but its position, as JSON: the key of the store."""
         job, recipe, train = self.job, self.job.recipe, self.job.splits.train
-        data, objective, plan = recipe.data, recipe.objective, job.plan
-        is_mixed = bool(objective.mixup or objective.cutmix)
+        data, objective, plan, contents = recipe.data, recipe.objective, job.plan, job.contents[0]
         view = asdict(train_transform_of(data))
-        size = view.pop("image_size")
-        in_parts = is_mixed or train.block_starts is not None
+        size, sides = view.pop("image_size"), recipe.schedule.image_sizes
+        is_mixed = bool(objective.mixup or objective.cutmix)
+        # Blocks of shards are shuffled, and images mixed, by batch; a GPU rounds by it.
+        in_parts = is_mixed or train.block_starts is not None or job.runtime.device.type != "cpu"
         return {
             "revision": REVISION,
-            "name": f"{', '.join(self.settings.teacher)} on {data.dataset}",
-            "teachers": [[teacher.digest, teacher.image_size] for teacher in self._teachers],
+            "name": f"{', '.join(self.settings.teacher or ())} on {data.dataset}",
+            "teachers": [[teacher.digest, teacher.image_size] for teacher in self.teachers],
             "temperature": self.settings.temperature,
-            "data": [train.fingerprint, len(train), job.contents[0].images, data.on_bad_image],
+            "data": [train.fingerprint, len(train), contents.images, data.on_bad_image],
+            "files": contents.files if len(train) > MOST_IMAGES or train.is_large else None,
+            "groups": data.group_column,
             "view": view,
             "seed": recipe.train.seed,
             "order": [data.sampling, data.shuffle_window],
             "parts": [plan.batch_size, plan.per_device_batch] if in_parts else None,
-            "mixed": [objective.mixup, objective.cutmix, size] if is_mixed else None,
+            "mixed": [objective.mixup, objective.cutmix] if is_mixed else None,
+            "boxes": [size, sides, plan.total_steps if sides else 0] if objective.cutmix else None,
             "computed": [job.runtime.precision, job.runtime.device.type, torch.__version__],
+            "hardware": job.runtime.hardware,
         }
 
 

@@ -38,7 +38,8 @@ def loss_weights(train_split: Split, recipe: Recipe) -> tuple[float, ...]:
     """Return the weight of each class in the loss, of mean 1 over the training images; () where all are 1."""
     if recipe.objective.class_weights == "none":
         return ()
-    counts_K = np.bincount(train_split.read_labels(), minlength=train_split.num_classes)
+    labels_N = train_split.read_labels()
+    counts_K = np.bincount(labels_N[labels_N >= 0], minlength=train_split.num_classes)
     return tuple(class_weights(counts_K, recipe.objective.class_weights).tolist())
 
 
