@@ -120,23 +120,24 @@ def remembered(ckpt: str | None, dataset: str | None, *, keeps_head: bool = Fals
 def keys_of_student(teachers: Sequence[str], ckpt: str | None, dataset: str | None) -> dict[str, Any]:
     """Return the recipe keys of a student where nothing else says them: teachers, data, checkpoint and head.
 
-    By default it starts from the first teacher, and on the data of that run, on which it keeps its head.
+    By default it starts from the first teacher, and on the images of that run, on which it keeps its head.
 
     Raises:
         WeightsError, VitError: there is no such teacher.
     """
+    from vitcli.output import run_folder
+    from vitcli.recipe.reading import TRAINED_ON, reading_keys
+
     for name in teachers:
         (check_file if name.endswith(".onnx") else check_ckpt)(name, "--teacher")
     keys: dict[str, Any] = {"distill.teacher": list(teachers)} if teachers else {}
     first = next((name for name in teachers if not name.endswith(".onnx")), None)
-    if first and dataset is None:
-        keys |= data_of_run(first)
+    recipe = _recipe_of_run(first)
+    if first and recipe and dataset is None:
+        keys |= data_of_run(first) | reading_keys(recipe.data, TRAINED_ON)
         dataset = keys.get("data.dataset")
     keys |= remembered(first, dataset, keeps_head=ckpt is None)
     if first and ckpt is None:
-        from vitcli.output import run_folder
-
-        recipe = _recipe_of_run(first)
         is_same = recipe is not None and run_folder.is_data_of(recipe, dataset)
         keys |= {"model.ckpt": first} | ({"model.head": "keep"} if is_same else {})
     return keys

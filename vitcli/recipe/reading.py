@@ -10,6 +10,7 @@ WHICH_DATA = ("dataset", "eval_split")  # and which images are scored
 HOW_TO_READ = (
     "image_column", "label_column", "num_classes", "one_class", "streaming", "group_column", "on_bad_image",
 )  # fmt: skip
+TRAINED_ON = ("train_split", "num_examples")  # which images a run was trained on
 TO_TRAIN_ON = (*HOW_TO_READ, "flip")  # and what their mirror images are, for a run that trains on
 
 
