@@ -252,7 +252,7 @@ def students_text(record: dict[str, Any]) -> str:
     scores = (
         f"{percent(distilled['dev_top1'])} distilled, {percent(baseline['dev_top1'])} baseline on {images}"
     )
-    line = f"{record['delivered']}: {scores}{seen} (McNemar p = {record['mcnemar_p']:.2g})"
+    line = f"{record['delivered']} delivered: {scores}{seen} (McNemar p = {record['mcnemar_p']:.2g})"
     if (teacher := record["teacher_top1"]) is None:
         return line
     test = " and ".join(percent(each["top1"]) for each in (distilled, baseline))

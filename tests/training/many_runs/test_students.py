@@ -90,7 +90,7 @@ def test_a_student_starts_from_its_teacher_with_its_head_and_on_its_data(photos,
     recipe = outcome.json["recipe"]
     for line in (f'ckpt = "{plain_run}"', 'head = "keep"', f'dataset = "{photos}"', "image_size = 24"):
         assert line in recipe, recipe
-    assert outcome.json["num_arms"] == 2
+    assert outcome.json["num_runs"] == 2
 
 
 def test_a_student_may_have_the_first_layers_of_a_checkpoint(photos, plain_run, tmp_path):

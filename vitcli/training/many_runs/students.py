@@ -64,7 +64,7 @@ class Students:
         """Return the plan of the run with the teacher, and the totals of both."""
         baseline, distilled = self._recipes()
         plan, others = self.runs.plans(distilled, [baseline])
-        totals = plan_of_all(plan, [plan, *others], {"num_arms": 2, "num_runs": 0})
+        totals = plan_of_all(plan, [plan, *others], {"num_arms": 0, "num_runs": 2})
         return totals | {"recipe": recipes.to_toml(self.recipe)}
 
     def run(self) -> dict[str, Any]:
