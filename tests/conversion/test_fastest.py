@@ -159,6 +159,85 @@ def test_candidates_are_made_of_sizes_that_patches_divide_and_of_precisions_that
     assert fastest.smaller_sizes(wide) == [(24, 56), (24, 48), (16, 40), (16, 24)]
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--budget", "10"), "invalid latency '10': use 10ms or 0.5s"),
+        (("--budget", "0ms"), "invalid latency"),
+        (("--precision", "int8"), "--fastest chooses the file: leave --precision out"),
+        (("--res", "160"), "leave --res out"),
+        (("--no-head",), "leave --no-head out"),
+        (("--push-to-hub", "a/b"), "leave --push-to-hub out"),
+        (("--max-drop", "0"), "no number of images shows a drop of 0"),
+        ((), "cannot show a drop of at most 1 points: 268 are needed even if no answer changes"),
+        (("--gate", "demo"), "different classes"),
+        (("--max-drop", "50", "--student", "demo"), "demo has other classes"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(trained, tmp_path, words, message):
+    outcome = run("export", trained, tmp_path / "fast.onnx", "--fastest", "--quiet", *words)
+
+    assert outcome.code in (2, 3, 4) and message in outcome.err, outcome.err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_images_of_the_verdict_are_not_compared_on_first(photos):
+    """Neither of a folder that is named, nor where the run has cut them from what it trained on."""
+    weights = SimpleNamespace(source="demo")
+    judged = find_images([str(photos / "train")], where="").part(0, 5, name="")
+    both = images.open_for_screening(weights, [str(photos / "train")], judged, most=100)
+    digests = [digests_of(split) for split in (judged, both)]
+
+    assert len(both) == len(find_images([str(photos / "train")], where="")) - 5
+    assert not np.isin(*digests).any()
+    with pytest.raises(VitError, match="are among those to judge them by"):
+        images.open_for_screening(
+            weights, [str(photos / "train")], find_images([str(photos)], where=""), most=9
+        )
+    with pytest.raises(VitError, match="training images of these weights are not here") as error:
+        images.open_for_screening(weights, [], judged, most=9)
+    assert error.value.where == "--fastest" and "--calibrate FOLDER" in error.value.fix
+
+
+def test_with_students_each_of_the_two_sequences_has_half_of_the_error():
+    assert [round(fastest.quantile(has_students), 4) for has_students in (False, True)] == [1.6449, 1.96]
+
+
+def test_the_advice_of_too_few_images_is_enough():
+    for count in (18, 100, 267):
+        split = type("Few", (), {"name": "pets", "__len__": lambda _, count=count: count})()
+        with pytest.raises(VitError) as error:
+            fastest._check_enough(split, 0.01, comparison.Z)
+        points = float(error.value.fix.rpartition(" ")[2])
+        fastest._check_enough(split, points / 100, comparison.Z)
+        assert highest_drop(0, 0, count) <= points / 100 <= highest_drop(0, 0, count) + 0.001
+
+
+def test_outputs_of_a_student_come_in_the_order_of_the_classes_of_the_checkpoint():
+    arch = vit()
+    student = weights_of(arch, class_names=("c", "a", "e", "b", "d"))
+    order = fastest.order_of(student, weights_of(arch))
+
+    assert torch.tensor([[0.3, 0.1, 0.5, 0.2, 0.4]])[:, order].tolist() == [
+        pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    ]
+
+
+def test_students_beside_a_run_are_those_whose_recipe_names_it(trained, tmp_path, monkeypatch):
+    for name in ("run", "student", "stranger"):
+        (tmp_path / name).mkdir()
+        for file in (run_folder.RECIPE, run_folder.WEIGHTS):
+            (tmp_path / name / file).write_text("")
+    teachers = {"student": (str(tmp_path / "run"), "demo"), "stranger": ("demo",), "run": ()}
+    recipes = {
+        tmp_path / name: SimpleNamespace(distill=SimpleNamespace(teacher=of)) for name, of in teachers.items()
+    }
+    monkeypatch.setattr(run_folder, "recipe_of", lambda folder: (recipes[folder], True))
+
+    assert fastest._distilled_from(str(tmp_path / "run")) == [tmp_path / "student"]
+    assert fastest._distilled_from(str(tmp_path / "student")) == []
+
+
 def sabotaged() -> dict:
     """Ten ways in which a file of the demo network may be wrong."""
 
@@ -246,7 +325,7 @@ def few_candidates(monkeypatch):
 
 
 def test_the_file_that_is_kept_is_an_export_and_all_others_are_named_with_a_reason(
-    trained, tmp_path, few_candidates, monkeypatch
+    trained, photos, tmp_path, few_candidates, monkeypatch
 ):
     out = tmp_path / "fast.onnx"
     outcome = run("export", trained, out, "--fastest", "--max-drop", "50", "--json", "--quiet")
@@ -267,86 +346,7 @@ def test_the_file_that_is_kept_is_an_export_and_all_others_are_named_with_a_reas
     before = out.read_bytes()
     assert run("export", trained, out, "--fastest").code == 2
     monkeypatch.setattr(fastest, "singles", lambda first: [])
-    words = ("--fastest", "--max-drop", "50", "--overwrite", "--quiet")
+    words = ("--fastest", "--max-drop", "50", "--overwrite", "--quiet", "--calibrate", photos / "train")
     refused = run("export", trained, out, *words, "--budget", "0.001ms")
     assert refused.code == 8 and "nothing was kept; --budget" in refused.err
     assert out.read_bytes() == before and len([*tmp_path.iterdir()]) == 3
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--budget", "10"), "invalid latency '10': use 10ms or 0.5s"),
-        (("--budget", "0ms"), "invalid latency"),
-        (("--precision", "int8"), "--fastest chooses the file: leave --precision out"),
-        (("--res", "160"), "leave --res out"),
-        (("--no-head",), "leave --no-head out"),
-        (("--push-to-hub", "a/b"), "leave --push-to-hub out"),
-        (("--max-drop", "0"), "no number of images shows a drop of 0"),
-        ((), "cannot show a drop of at most 1 points: 268 are needed even if no answer changes"),
-        (("--gate", "demo"), "different classes"),
-        (("--max-drop", "50", "--student", "demo"), "demo has other classes"),
-    ],
-)
-def test_what_cannot_be_chosen_is_refused(trained, tmp_path, words, message):
-    outcome = run("export", trained, tmp_path / "fast.onnx", "--fastest", "--quiet", *words)
-
-    assert outcome.code in (2, 3, 4) and message in outcome.err, outcome.err
-    assert not [*tmp_path.iterdir()]
-
-
-def test_images_of_the_verdict_are_not_compared_on_first(photos):
-    """Neither of a folder that is named, nor where the run has cut them from what it trained on."""
-    weights = SimpleNamespace(source="demo")
-    judged = find_images([str(photos / "train")], where="").part(0, 5, name="")
-    both = images.open_for_screening(weights, [str(photos / "train")], judged, most=100)
-    digests = [digests_of(split) for split in (judged, both)]
-
-    assert len(both) == len(find_images([str(photos / "train")], where="")) - 5
-    assert not np.isin(*digests).any()
-    with pytest.raises(VitError, match="are among those to judge them by"):
-        images.open_for_screening(
-            weights, [str(photos / "train")], find_images([str(photos)], where=""), most=9
-        )
-    with pytest.raises(VitError, match="training images of these weights are not here") as error:
-        images.open_for_screening(weights, [], judged, most=9)
-    assert error.value.where == "--fastest" and "--calibrate FOLDER" in error.value.fix
-
-
-def test_with_students_each_of_the_two_sequences_has_half_of_the_error():
-    assert [round(fastest.quantile(has_students), 4) for has_students in (False, True)] == [1.6449, 1.96]
-
-
-def test_the_advice_of_too_few_images_is_enough():
-    for count in (18, 100, 267):
-        split = type("Few", (), {"name": "pets", "__len__": lambda _, count=count: count})()
-        with pytest.raises(VitError) as error:
-            fastest._check_enough(split, 0.01, comparison.Z)
-        points = float(error.value.fix.rpartition(" ")[2])
-        fastest._check_enough(split, points / 100, comparison.Z)
-        assert highest_drop(0, 0, count) <= points / 100 <= highest_drop(0, 0, count) + 0.001
-
-
-def test_outputs_of_a_student_come_in_the_order_of_the_classes_of_the_checkpoint():
-    arch = vit()
-    student = weights_of(arch, class_names=("c", "a", "e", "b", "d"))
-    order = fastest.order_of(student, weights_of(arch))
-
-    assert torch.tensor([[0.3, 0.1, 0.5, 0.2, 0.4]])[:, order].tolist() == [
-        pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
-    ]
-
-
-def test_students_beside_a_run_are_those_whose_recipe_names_it(trained, tmp_path, monkeypatch):
-    for name in ("run", "student", "stranger"):
-        (tmp_path / name).mkdir()
-        for file in (run_folder.RECIPE, run_folder.WEIGHTS):
-            (tmp_path / name / file).write_text("")
-    teachers = {"student": (str(tmp_path / "run"), "demo"), "stranger": ("demo",), "run": ()}
-    recipes = {
-        tmp_path / name: SimpleNamespace(distill=SimpleNamespace(teacher=of)) for name, of in teachers.items()
-    }
-    monkeypatch.setattr(run_folder, "recipe_of", lambda folder: (recipes[folder], True))
-
-    assert fastest._distilled_from(str(tmp_path / "run")) == [tmp_path / "student"]
-    assert fastest._distilled_from(str(tmp_path / "student")) == []

@@ -282,7 +282,7 @@ def fastest(
     began_at = time.perf_counter()
     progress, target = Progress(quiet=quiet), Path(os.path.abspath(out))
     figure = fastest_text.figure_path(target)
-    export.check_target(options, target)
+    export.check_target(replace(options, calibrate=()), target)  # images that candidates are compared on
     check_out(figure, overwrite=options.overwrite, option="OUT")
     named = open_named(options.images, progress) if options.images else None
     # Images to judge on, and others to compare on
