@@ -16,7 +16,7 @@ OF_ROUNDING = {
             "(_array(constant, path) / 1).astype(np.float32)",
         ),
         "smoothing is never worth its product": ("WORTH_A_PRODUCT = 0.5", "WORTH_A_PRODUCT = 0.0"),
-        "no layer falls back": ("    if now > MOST_LOSS:\n", "    if False:\n"),
+        "no layer falls back": ("    if roundings and now > MOST_LOSS:\n", "    if False:\n"),
         "layers fall back that lose little": ("if now <= MOST_LOSS or gains[name] < least:", "if False:"),
         "the slowest layers fall back first": (
             "(now - loss_without({name})) / milliseconds[name] for name",

@@ -200,6 +200,21 @@ def test_weights_too_large_for_one_onnx_file_are_written_beside_it(to_export, tm
         to_export(vit(), "out.onnx")
 
 
+@pytest.mark.slow
+def test_8_bits_make_one_file_of_weights_too_large_for_one(to_export, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    num_bytes = 4 * sum(parameter.numel() for parameter in network(vit()).parameters())
+    monkeypatch.setattr(onnx, "MAX_BYTES_IN_ONE_FILE", num_bytes // 2)
+    result, _ = to_export(vit(), "out.onnx", precision="int8-weights")
+
+    assert list(result["files"]) == ["out.golden.json", "out.onnx"]
+    assert result["files"]["out.onnx"] < num_bytes and 0 < result["max_rel_difference"] < 0.05
+    assert "fp32_layers" not in result
+    monkeypatch.setattr(onnx, "MAX_BYTES_IN_ONE_FILE", num_bytes // 5)
+    with pytest.raises(VitError, match="too large for int8-weights in ONNX"):
+        to_export(vit(), "other.onnx", precision="int8-weights")
+
+
 class Program:
     """What torch's exporter returns, of one number that its file names and its weights hold."""
 

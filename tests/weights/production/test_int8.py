@@ -180,6 +180,16 @@ def test_what_loses_most_per_millisecond_goes_back_first_until_little_is_lost():
     assert chosen("a quiet") == ("a",)
 
 
+def test_layers_that_share_a_bias_have_names_of_their_own_and_a_network_may_have_none(network):
+    """Exporters store equal constants once, such as the zeros of fresh biases."""
+    path, _ = network
+    proto = onnx.load(path)
+    proto.graph.node[9].input[1] = "network.stem.bias"
+    onnx.save(proto, path)
+    assert [each.name for each in int8.linears_of(path)] == ["stem", "blocks.0.mlp.fc1", "second"]
+    assert int8.fallback({}, {}, lambda names: 1.0) == ()
+
+
 def test_only_the_noisiest_layers_are_tried(monkeypatch):
     tried: list[set[str]] = []
 

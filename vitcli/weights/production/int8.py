@@ -52,7 +52,7 @@ class Linear:
     """Layers with the same input, such as queries, keys and values.
 
     Attributes:
-        name: as the network calls them, such as "blocks.7.mlp.fc2".
+        name: as the network calls them, such as "blocks.7.mlp.fc2", if biases tell; unique.
         weights: names of theirs in the graph; weights_KN has them side by side.
         norm: the layer norm that gives the input to them alone, if one does.
     """
@@ -135,7 +135,7 @@ def fallback(
     """
     fp32: list[str] = []
     now = loss_without(set())
-    if now > MOST_LOSS:
+    if roundings and now > MOST_LOSS:
         candidates = sorted(roundings, key=lambda name: -roundings[name].noise)[:NUM_CANDIDATES]
         gains = {name: (now - loss_without({name})) / milliseconds[name] for name in candidates}
         least = WORTH_ITS_TIME * now / sum(milliseconds.values())
@@ -195,7 +195,7 @@ def linears_of(path: Path) -> list[Linear]:
         arrays = [_array(constants[node.input[1]], path) for node in nodes]
         linears.append(
             Linear(
-                name=", ".join(_name_of(node, graph, constants) for node in nodes),
+                name=", ".join(_name_of(node, graph, uses) for node in nodes),
                 input=input,
                 weights=tuple(node.input[1] for node in nodes),
                 weights_KN=np.concatenate(arrays, axis=1),
@@ -205,14 +205,14 @@ def linears_of(path: Path) -> list[Linear]:
     return linears
 
 
-def _name_of(product: Any, graph: Any, constants: dict[str, Any]) -> str:
-    """Return what the network calls a layer: its bias has kept the name; without one, the node's."""
+def _name_of(product: Any, graph: Any, uses: Counter[str]) -> str:
+    """Return what the network calls a layer if a bias of its own has kept it, else the name of the weights."""
     for node in graph.node:
         if node.op_type == "Add" and product.output[0] in node.input:
             for name in node.input:
-                if name in constants and name.endswith(".bias"):
+                if uses[name] == 1 and name.endswith(".bias"):
                     return name.removeprefix("network.").removesuffix(".bias")
-    return product.name
+    return product.input[1]
 
 
 def _calibrated(
