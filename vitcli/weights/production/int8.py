@@ -206,7 +206,7 @@ def linears_of(path: Path) -> list[Linear]:
 
 
 def _name_of(product: Any, graph: Any, uses: Counter[str]) -> str:
-    """Return what the network calls a layer if a bias of its own has kept it, else the name of the weights."""
+    """Return what the network calls a layer if a bias of its own tells, else the name of the weights."""
     for node in graph.node:
         if node.op_type == "Add" and product.output[0] in node.input:
             for name in node.input:
@@ -293,7 +293,7 @@ def _rewritten(path: Path, linears: Sequence[Linear], roundings: dict[str, Round
     nodes = []
     for node in graph.node:
         weights = node.input[1] if len(node.input) > 1 else ""
-        nodes += [*before.pop(weights, ()), node]
+        nodes += [each for name in node.input for each in before.pop(name, ())] + [node]
         if node.op_type == "MatMul" and weights in inputs:
             node.input[0] = inputs[weights]
     del graph.node[:]
@@ -334,6 +334,9 @@ def _stored_axes(graph: Any, constants: dict[str, Any]) -> dict[str, int]:
             is_transposed = any(each.name == "transB" and each.i for each in node.attribute)
             if len(constant.dims) > 1:
                 axes[constant.name] = 0 if node.op_type == "Conv" or is_transposed else len(constant.dims) - 1
+        # Those of a convolution that is standardised
+        elif node.op_type == "Reshape" and len(getattr(constants.get(node.input[0]), "dims", ())) == 4:
+            axes[node.input[0]] = 0
     return axes
 
 
