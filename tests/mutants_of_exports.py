@@ -4,8 +4,8 @@
 OF_EXPORTS = {
     ("vitcli/conversion/fastest.py", "tests/conversion/test_fastest.py"): {
         "after a refusal faster files are judged": (
-            'other.why = f"not judged: {trial.name} was refused"\n            return',
-            'other.why = f"not judged: {trial.name} was refused"',
+            'other.why = f"{NOT_JUDGED}: {trial.name} was refused"\n            return',
+            'other.why = f"{NOT_JUDGED}: {trial.name} was refused"',
         ),
         "the fastest file is judged first": ("for trial in reversed(best):", "for trial in best:"),
         "a file that diverges more is on the front": (

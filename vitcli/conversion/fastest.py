@@ -59,6 +59,7 @@ SIDES = (6 / 7, 5 / 7, 4 / 7, 3 / 7)  # of images, of that of the checkpoint
 MOST_DROPPED = 2  # last blocks
 LEAST_GAIN = 0.05  # of latency: one that is less faster than another is hardly faster
 NUM_SCREENED, NUM_FOR_SIZE = 256, 16  # images to compare answers on; those that tell what is measured
+NOT_JUDGED = "not judged"
 ENOUGH_S = 0.6  # of measuring the latency of a candidate
 
 
@@ -159,6 +160,7 @@ class TriedFile:
             "divergence": self.divergence if was_measured else None,
             "top1": verdict.get("top1_exported"),
             "highest_drop": verdict.get("highest_drop"),
+            "on_front": self.verdict is not None or self.why.startswith(NOT_JUDGED),
             "kept": self.is_kept,
             "why": self.why,
         }
@@ -504,7 +506,7 @@ def judge(
             highest = fastest_text.points(trial.verdict.highest_drop)
             trial.why = f"refused: may lose {highest} points"
             for other in sequence[number + 1 :]:
-                other.why = f"not judged: {trial.name} was refused"
+                other.why = f"{NOT_JUDGED}: {trial.name} was refused"
             return
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitcli.conversion import export
@@ -68,21 +69,21 @@ def write_figure(path: Path, rows: Rows, gate: Mapping[str, Any]) -> dict[str, i
 
 def front_of(rows: Rows, gate: Mapping[str, Any]) -> Figure:
     """Plot divergence against latency with the front, and the accuracy of those that were judged."""
-    measured = [row for row in rows if row["latency_ms"] is not None]
-    judged = sorted((row for row in rows if row["top1"] is not None), key=lambda row: row["latency_ms"])
+    measured = sorted((row for row in rows if row["latency_ms"]), key=lambda row: row["latency_ms"])
+    judged = [row for row in measured if row["top1"] is not None]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.4, 3.6), layout="constrained")
         screening, verdict = figure.subplots(1, 2)
         # All candidates, and those that none beats
-        least = min((row["divergence"] for row in measured if row["divergence"] > 1e-6), default=1e-6)
-        for row in measured:
-            x, y = row["latency_ms"], max(row["divergence"], least / 3)
-            colour = GREEN if row["kept"] else BLUE if row["top1"] is not None else GREY
-            screening.plot(x, y, "*" if row["kept"] else "o", color=colour, ms=11 if row["kept"] else 5)
-            note = {"xytext": (4, 3), "textcoords": "offset points", "fontsize": 6, "color": colour}
-            screening.annotate(row["name"].replace(", ", "\n", 1), (x, y), **note)
-        line = [(row["latency_ms"], max(row["divergence"], least / 3)) for row in judged]
-        screening.plot(*zip(*line, strict=True), color=BLUE, lw=0.9, zorder=0, label="Pareto front")
+        least = min((row["divergence"] for row in measured if row["divergence"] > 1e-9), default=1e-9) / 3
+        places = [(row["latency_ms"], max(row["divergence"], least)) for row in measured]
+        front = [place for row, place in zip(measured, places, strict=True) if row["on_front"]]
+        screening.plot(*zip(*front, strict=True), color=BLUE, lw=0.9, zorder=0, label="Pareto front")
+        for row, place in zip(measured, places, strict=True):
+            colour = GREEN if row["kept"] else BLUE if row["on_front"] else GREY
+            screening.plot(*place, "*" if row["kept"] else "o", color=colour, ms=11 if row["kept"] else 5)
+            if row["on_front"]:
+                _name(screening, row, place, colour)
         screening.set(yscale="log", xlabel="latency of one image (ms)", ylabel="divergence (nats)")
         screening.set_title(f"compared on training images: {count_of(len(measured), 'file')}", fontsize=9)
         screening.margins(x=0.15)
@@ -95,6 +96,7 @@ def front_of(rows: Rows, gate: Mapping[str, Any]) -> Figure:
             colour = GREEN if row["kept"] else BLUE if row["highest_drop"] <= gate["max_drop"] else ORANGE
             look = {"color": colour, "capsize": 3, "marker": "*" if row["kept"] else "o"}
             verdict.errorbar([x], [y], yerr=[[below], [0]], ms=11 if row["kept"] else 5, **look)
+            _name(verdict, row, (x, y), colour)
         bound = whole - 100 * gate["max_drop"]
         verdict.axhline(bound, color=ORANGE, ls="--", lw=0.9, label="least that is accepted")
         verdict.set(xlabel="latency of one image (ms)", ylabel="top-1, and its lower bound (%)")
@@ -102,3 +104,8 @@ def front_of(rows: Rows, gate: Mapping[str, Any]) -> Figure:
         verdict.margins(x=0.15)
         verdict.legend(fontsize=7)
     return figure
+
+
+def _name(axes: Axes, row: Mapping[str, Any], place: tuple[float, float], colour: str) -> None:
+    look = {"xytext": (5, 3), "textcoords": "offset points", "fontsize": 6, "color": colour}
+    axes.annotate(row["name"].replace(", ", "\n", 1), place, **look)
