@@ -7,7 +7,7 @@ Convolutions and the head compute in float32, but their weights are stored in 8 
 "int8-weights".
 
 Weights of a product in 8 bits go from -63 to 63: processors with AVX2 or AVX-512 but without VNNI add two
-products in 16 bits, which larger ones overflow. So a file answers the same everywhere.
+products in 16 bits, which larger ones overflow.
 
 Two things keep the accuracy, both by the calibration images:
 
