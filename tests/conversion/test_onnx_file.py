@@ -450,15 +450,15 @@ def checked(
 @pytest.mark.parametrize(
     ("runtime", "sides", "tolerance"),
     [
-        ("openvino", ("height", "width"), 1e-2),
+        ("openvino", ("height", "width"), 5e-2),
         ("openvino", (4, 4), 1e-4),
         ("onnxruntime", ("height", "width"), 1e-4),
     ],
 )
-def test_a_file_that_resizes_in_float32_may_differ_by_a_hundredth(
+def test_a_file_that_resizes_in_float32_may_differ_by_a_twentieth(
     monkeypatch, tmp_path, runtime, sides, tolerance
 ):
-    answers = {1e-2: [0.496, 0.504, 0.0], 1e-4: [0.50002, 0.49998, 0.0]}[tolerance]
+    answers = {5e-2: [0.48, 0.52, 0.0], 1e-4: [0.50002, 0.49998, 0.0]}[tolerance]
     result = checked(answers, tmp_path, monkeypatch, runtime, sides)
 
     assert (result["runtime"], result["tolerance"]) == (runtime, tolerance)

@@ -46,7 +46,7 @@ def test_openvino_gives_the_answers_of_onnxruntime(to_export, tmp_path, input): 
         assert np.abs(theirs.run(name, images) - expected).max() < 1e-2 * np.abs(expected).max()
     checked = run("export", "--check", path, "--runtime", "openvino")
     assert checked.code == 0 and "on 10 images, by openvino" in checked.out, checked.err
-    allowed = "0.01" if input == "images" else "0.0001"
+    allowed = "0.05" if input == "images" else "0.0001"
     assert checked.out.rstrip().endswith(f"allowed {allowed}")
 
 
