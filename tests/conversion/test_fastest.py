@@ -26,7 +26,7 @@ from vitcli.errors import VitError
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress
 from vitcli.weights.io import Weights, read_weights
-from vitcli.weights.load import load
+from vitcli.weights.load import load, num_blocks, with_first_blocks
 
 
 def weights_of(arch, model=None, **changes) -> Weights:
@@ -129,17 +129,17 @@ def test_the_fastest_of_the_accepted_is_kept():
 def test_a_network_without_its_last_blocks_computes_what_the_first_do():
     arch = vit(args=vit().model_args | {"depth": 3})
     model = network(arch)
-    cut = fastest.without_last_blocks(weights_of(arch, model), 2)
+    cut = with_first_blocks(weights_of(arch, model), 1)
     shorter = load(cut)[0].eval()
 
-    assert fastest.depth_of(weights_of(arch, model)) == 3 and fastest.depth_of(cut) == 1
+    assert num_blocks(weights_of(arch, model)) == 3 and num_blocks(cut) == 1
     pixels = torch.randn(2, 3, 32, 32)
     expected = copy.deepcopy(model)
     expected.blocks = expected.blocks[:1]
     with torch.no_grad():
         assert torch.equal(shorter(pixels), expected(pixels))
         assert not torch.equal(shorter(pixels), model(pixels))
-    assert fastest.depth_of(weights_of(replace(arch, head_layers=2), model)) == 1
+    assert num_blocks(weights_of(replace(arch, head_layers=2), model)) == 0
 
 
 def test_candidates_are_made_of_sizes_that_patches_divide_and_of_precisions_that_are_faster():

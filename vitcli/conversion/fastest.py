@@ -18,7 +18,6 @@ Letters: N images, K classes.
 """
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,12 +50,14 @@ from vitcli.output.atomic import check_out
 from vitcli.output.progress import Progress
 from vitcli.output.text import count_of, first_few, short_names, size_text
 from vitcli.weights.io import Weights, read_weights
+from vitcli.weights.load import num_blocks, with_first_blocks
 from vitcli.weights.onnx import OnnxNetwork
 from vitcli.weights.production.program import PRECISIONS
 
 ALPHA = 0.05  # probability that a file is kept which loses too much
 SIDES = (6 / 7, 5 / 7, 4 / 7, 3 / 7)  # of images, of that of the checkpoint
 MOST_DROPPED = 2  # last blocks
+FASTER = ("fp16", "int8")  # precisions that may be; int8-weights computes as fp32 does
 LEAST_GAIN = 0.05  # of latency: one that is less faster than another is hardly faster
 NUM_SCREENED, NUM_FOR_SIZE = 256, 16  # images to compare answers on; those that tell what is measured
 NOT_JUDGED = "not judged"
@@ -98,7 +99,7 @@ class Variation:
         parts = [self.student] if self.student else []
         parts += [self.precision, f"{size_text(height if height == width else self.image_size)} px"]
         if self.num_dropped:
-            depth = depth_of(self.weights)
+            depth = num_blocks(self.weights)
             parts.append(f"{depth - self.num_dropped} of {depth} blocks")
         return ", ".join(parts)
 
@@ -193,7 +194,8 @@ class FastestSearch:
 
     def prepared(self, candidate: Variation, images: Images | None = None) -> PreparedExport:
         """Return the export of a candidate, to be compared on these images if on any."""
-        weights = without_last_blocks(candidate.weights, candidate.num_dropped)
+        weights, dropped = candidate.weights, candidate.num_dropped
+        weights = with_first_blocks(weights, num_blocks(weights) - dropped) if dropped else weights
         options = candidate.options(self.options)
         return export.prepare(weights, "onnx", options, images or Images(self.screened))
 
@@ -340,8 +342,8 @@ def quantile(has_students: bool) -> float:
 def singles(first: Variation) -> list[Variation]:
     """Return the candidates that change one thing of the network as it is."""
     smaller = [replace(first, image_size=size) for size in smaller_sizes(first)]
-    others = [replace(first, precision=precision) for precision in PRECISIONS[1:]]
-    most = min(MOST_DROPPED, depth_of(first.weights) - 1)
+    others = [replace(first, precision=precision) for precision in FASTER]
+    most = min(MOST_DROPPED, num_blocks(first.weights) - 1)
     return [*others, *smaller, *(replace(first, num_dropped=number) for number in range(1, most + 1))]
 
 
@@ -353,7 +355,7 @@ def products(trials: Sequence[TriedFile]) -> list[Variation]:
     quick = sorted((name for name, ratio in ratios.items() if ratio < 1 - LEAST_GAIN), key=ratios.__getitem__)
     sizes = smaller_sizes(first)
     found = [replace(first, image_size=size, precision=name) for size in sizes for name in quick]
-    if quick and depth_of(first.weights) > 1:
+    if quick and num_blocks(first.weights) > 1:
         found += [replace(found[0], image_size=size, num_dropped=1) for size in sizes[:2]]
     return found
 
@@ -366,27 +368,6 @@ def smaller_sizes(first: Variation) -> list[tuple[int, int]]:
     scaled = ((round(side * fraction / patch) for side in first.image_size) for fraction in SIDES)
     sizes = [(height * patch, width * patch) for height, width in scaled if min(height, width) > 1]
     return [size for size in dict.fromkeys(sizes) if size != first.image_size]
-
-
-def depth_of(weights: Weights) -> int:
-    """Return the number of transformer blocks that may be cut; 1 where none may."""
-    if weights.architecture.head_layers:  # a head that reads several blocks
-        return 1
-    numbers = {int(match[1]) for name in weights.state if (match := re.match(r"blocks\.(\d+)\.", name))}
-    return len(numbers) or 1
-
-
-def without_last_blocks(weights: Weights, num_dropped: int) -> Weights:
-    """Return the weights of the network without its last blocks."""
-    if not num_dropped:
-        return weights
-    depth = depth_of(weights) - num_dropped
-    names = re.compile(rf"blocks\.({'|'.join(map(str, range(depth, depth + num_dropped)))})\.")
-    state = {name: tensor for name, tensor in weights.state.items() if not names.match(name)}
-    arch = weights.architecture
-    return replace(
-        weights, state=state, architecture=replace(arch, model_args=arch.model_args | {"depth": depth})
-    )
 
 
 def order_of(weights: Weights, reference: Weights) -> list[int]:
@@ -429,10 +410,10 @@ def _distilled_from(ckpt: str) -> list[Path]:
         if not (other / run_folder.RECIPE).is_file() or not (other / run_folder.WEIGHTS).is_file():
             continue
         try:
-            distill = getattr(run_folder.recipe_of(other)[0], "distill", None)
+            distill = run_folder.recipe_of(other)[0].distill
         except VitError:  # of another version
             continue
-        teachers = getattr(distill, "teacher", None) or ()
+        teachers = (distill and distill.teacher) or ()
         if any(run_folder.folder_of(name) == folder or Path(name).resolve() == folder.resolve()
                for name in teachers):  # fmt: skip
             found.append(other)
