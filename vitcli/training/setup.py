@@ -40,7 +40,6 @@ from vitcli.training import notes, schedule, tracking
 from vitcli.training.auto_batch_size import find_max_batch_size, max_part_on_gpu
 from vitcli.training.gradients import check_parts, exact_per_device_batch
 from vitcli.training.methods import resolutions
-from vitcli.training.methods.distillation import with_unlabelled
 from vitcli.training.methods.imbalance import check_imbalance
 from vitcli.training.methods.known import methods_of
 from vitcli.training.methods.method import Method
@@ -242,9 +241,6 @@ def set_up(
     splits = data.splits_of(recipe, plan_only=plan_only, calibrates=calibrates)
     check_labels(splits.train, recipe)
     check_imbalance(splits.train, recipe)
-    if recipe.distill and recipe.distill.images:
-        held_out = [] if plan_only else [splits.eval, splits.choice, data.dev_of(recipe)]
-        splits = replace(splits, train=with_unlabelled(splits.train, recipe.distill.images, held_out))
     methods = methods_of(command, recipe, splits)
     for method in methods:
         method.check(splits)

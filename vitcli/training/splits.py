@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -12,13 +12,15 @@ from vitcli import recipe as recipes
 from vitcli.data import dataset
 from vitcli.data.aliases import local_copy
 from vitcli.data.dataset import DataSet, OpenDataSet
+from vitcli.data.image_files import find_images
 from vitcli.data.parts.eval_split_names import FoldName, choice_part
 from vitcli.data.parts.splitting import cut_dev
-from vitcli.data.seen_images import MOST_IMAGES, SeenImages
+from vitcli.data.seen_images import MOST_IMAGES, SeenImages, digests_of
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.calibration.prediction_sets import LEAST
 from vitcli.evaluation.setup import Start, trained_on_by
+from vitcli.output.text import count_of
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import PROBE, Data
 from vitcli.weights.io import read_description
@@ -83,11 +85,14 @@ class RunData:
             calibrates: whether the weights of a classifier are stored with its calibration.
         """
         train, scored = self.train_and_eval(recipe, plan_only=plan_only)
+        names = (recipe.distill and recipe.distill.images) or ()
         if plan_only:
-            return RunSplits(train, scored, thresholds=choosing_split(recipe, train, scored, self))
+            thresholds = choosing_split(recipe, train, scored, self)
+            return RunSplits(with_unlabelled(train, names, ()), scored, thresholds=thresholds)
         train, choice = hold_out(train, recipe)
+        dev = self.held_out_dev(recipe) if names and recipe.data.hold_out_dev else None
         return RunSplits(
-            train,
+            with_unlabelled(train, names, (scored, choice, dev)),
             scored,
             choice,
             probe=open_probe(recipe, self),
@@ -119,10 +124,6 @@ class RunData:
         return dataset.open_train_and_eval(
             settings, seed=seed, source=source, trained_before=self.trained_before
         )
-
-    def dev_of(self, recipe: Recipe) -> Split | None:
-        """Open the images that `data.hold_out_dev` keeps out of training, if it does."""
-        return self.held_out_dev(recipe) if recipe.data.hold_out_dev else None
 
     def held_out_dev(self, recipe: Recipe) -> Split:
         """Open the images that `data.hold_out_dev` keeps out of training: the same ones for every seed."""
@@ -184,6 +185,25 @@ def hold_out(train: Split, recipe: Recipe) -> tuple[Split, Split | None]:
         )
     fraction = min(recipe.data.dev_fraction or CHOICE_FRACTION, MOST_TO_CHOOSE_BY / len(train))
     return cut_dev(train, dev_fraction=fraction, split=train.name, stratified=True)
+
+
+def with_unlabelled(train: Split, names: Sequence[str], held_out: Sequence[Split | None]) -> Split:
+    """Return the training images and, without labels, those that are named and not held out.
+
+    Raises:
+        DataError: a name matches no image.
+    """
+    if not names:
+        return train
+    others = find_images(names, where="recipe key distill.images")
+    digests = [digests_of(split) for split in held_out if split is not None and len(split)]
+    is_held_N = (
+        np.isin(digests_of(others), np.concatenate(digests)) if digests else np.zeros(len(others), bool)
+    )
+    if is_held_N.any():
+        note = f"{count_of(int(is_held_N.sum()), 'image')} of distill.images are held out, and left out"
+        others = replace(others.rows(np.flatnonzero(~is_held_N)), notes=(note,))
+    return train.with_unlabelled(others)
 
 
 def choosing_split(recipe: Recipe, train: Split, scored: Split, opened: RunData) -> Split | None:

@@ -27,7 +27,8 @@ from vitcli.evaluation.setup import preprocessing_for
 from vitcli.models import features
 from vitcli.models.build import last_layers
 from vitcli.output.atomic import digest_of_file
-from vitcli.recipe import load_for_inference
+from vitcli.output.text import size_text
+from vitcli.recipe import Recipe, load_for_inference
 from vitcli.training.methods.outputs import MOST_ROWS, sample
 from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
 from vitcli.training.objective import Mixing
@@ -39,6 +40,33 @@ from vitcli.weights.onnx import OnnxNetwork
 WHERE = "recipe key distill.teacher"
 ONNX = ".onnx"
 DERIVED = ("resize_to", "crop")  # of the rules that such a file states, see `Preprocessing.as_rules`
+
+
+def check_teachers(recipe: Recipe, train: Split) -> None:
+    """Refuse teachers without predictions for the classes, or that would see other views than the student.
+
+    Raises:
+        VitError: as described, or a teacher cannot be read.
+    """
+    assert recipe.distill, "it has a teacher"
+    data = recipe.data
+    of_pixels = {
+        "data.train_crop": data.train_crop == "random",
+        "data.randaugment": data.randaugment is not None,
+        "data.trivialaugment": data.trivialaugment,
+        "data.random_erasing": data.random_erasing > 0,
+    }
+    keys = [key for key, is_used in of_pixels.items() if is_used]
+    sides = {data.image_hw, *((side, side) for side in recipe.schedule.image_sizes or ())}
+    for name in recipe.distill.teacher or ():
+        size = image_size_of(name, train)
+        if keys and sides != {size}:
+            raise VitError(
+                f"{keys[0]} depends on the image size, which is {size_text(size)} px for the teacher and "
+                f"{size_text(data.image_hw)} for the student",
+                where=f"recipe keys {keys[0]}, distill.teacher = {name!r}",
+                fix="--recipe modern/distill, whose views are the same at any size; or one size for both",
+            )
 
 
 def image_size_of(name: str, split: Split) -> tuple[int, int]:

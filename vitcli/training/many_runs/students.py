@@ -24,8 +24,8 @@ from vitcli.recipe import Recipe
 from vitcli.training.many_runs.average import DevScore, paired_test
 from vitcli.training.many_runs.runs import ManyRuns, SharedParts, Stage
 from vitcli.training.many_runs.sweep_results import plan_of_all, totals_of
-from vitcli.training.methods.distillation import check_teachers
 from vitcli.training.setup import RunOptions
+from vitcli.training.teacher import check_teachers
 from vitcli.training.text import run_line
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load_for_inference

@@ -21,23 +21,20 @@ from torch import Tensor
 
 from vitcli.cache import row_store, user_cache
 from vitcli.cache.row_store import RowStore, aligned
-from vitcli.data.image_files import find_images
 from vitcli.data.loader import Batch
 from vitcli.data.sampler import seed_of_part, step_positions
-from vitcli.data.seen_images import MOST_IMAGES, digests_of
-from vitcli.data.split import Split
+from vitcli.data.seen_images import MOST_IMAGES
 from vitcli.data.transforms import train_transform_of
 from vitcli.distributed.transfer import seed_generators
-from vitcli.errors import VitError, WeightsError
+from vitcli.errors import WeightsError
 from vitcli.evaluation.setup import settings_of_run
-from vitcli.output.text import count_of, size_text
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Distill
 from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.methods.method import Keys, Method
 from vitcli.training.objective import draw_mixing
 from vitcli.training.splits import RunSplits
-from vitcli.training.teacher import Teacher, image_size_of, open_teacher
+from vitcli.training.teacher import Teacher, check_teachers, open_teacher
 
 if TYPE_CHECKING:  # they import this module
     from vitcli.training.run import TrainingRun
@@ -99,50 +96,6 @@ class Distillation(Method):
         for line in (line for teacher in teachers for line in teacher.notes):
             job.progress.note_once(line)
         return teachers
-
-
-def check_teachers(recipe: Recipe, train: Split) -> None:
-    """Refuse teachers without predictions for the classes, or that would see other views than the student.
-
-    Raises:
-        VitError: as described, or a teacher cannot be read.
-    """
-    assert recipe.distill, "it has a teacher"
-    data = recipe.data
-    of_pixels = {
-        "data.train_crop": data.train_crop == "random",
-        "data.randaugment": data.randaugment is not None,
-        "data.trivialaugment": data.trivialaugment,
-        "data.random_erasing": data.random_erasing > 0,
-    }
-    keys = [key for key, is_used in of_pixels.items() if is_used]
-    sides = {data.image_hw, *((side, side) for side in recipe.schedule.image_sizes or ())}
-    for name in recipe.distill.teacher or ():
-        size = image_size_of(name, train)
-        if keys and sides != {size}:
-            raise VitError(
-                f"{keys[0]} depends on the image size, which is {size_text(size)} px for the teacher and "
-                f"{size_text(data.image_hw)} for the student",
-                where=f"recipe keys {keys[0]}, distill.teacher = {name!r}",
-                fix="--recipe modern/distill, whose views are the same at any size; or one size for both",
-            )
-
-
-def with_unlabelled(train: Split, names: Sequence[str], held_out: Sequence[Split | None]) -> Split:
-    """Return the training images and, without labels, those that are named and not held out.
-
-    Raises:
-        DataError: a name matches no image.
-    """
-    others = find_images(names, where="recipe key distill.images")
-    digests = [digests_of(split) for split in held_out if split is not None and len(split)]
-    is_held_N = (
-        np.isin(digests_of(others), np.concatenate(digests)) if digests else np.zeros(len(others), bool)
-    )
-    if is_held_N.any():
-        note = f"{count_of(int(is_held_N.sum()), 'image')} of distill.images are held out, and left out"
-        others = replace(others.rows(np.flatnonzero(~is_held_N)), notes=(note,))
-    return train.with_unlabelled(others)
 
 
 class TeacherTargets:
