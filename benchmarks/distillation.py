@@ -94,7 +94,7 @@ def scratch(options: argparse.Namespace, out: Path) -> None:
 
 
 def cost(options: argparse.Namespace, out: Path) -> None:
-    """Time whole processes in turn; the first round fills the caches of the disk and does not count."""
+    """Time whole processes in turn."""
     photos, teacher = out / "photos", out / "teacher"
     end_to_end.export(options.data, photos)
     vit("finetune", "--ckpt", "random", "--model", "ViT-S/16", "--dataset", photos, "--steps", 1,
@@ -103,8 +103,7 @@ def cost(options: argparse.Namespace, out: Path) -> None:
     options.ckpt, options.imagenet = options.run, photos
     folders = {"finetune": photos, "evaluate": photos}
     of_both = end_to_end.commands(options, "fp32", folders, out)["finetune"]
-    plain = [*of_both["vit"], "--set", "precision.evaluation=fp32"]
-    plain = [word for word in plain if word != "finetune/default"]
+    plain = [word for word in of_both["vit"] if word != "finetune/default"]
     plain.insert(plain.index("--recipe") + 1, str(plain_recipe(out)))
     taught = [word.replace(str(out / "plain.toml"), "modern/distill") for word in plain]
     taught += ["--set", f"distill.teacher={teacher}", "--set", "distill.compare=false"]
@@ -112,15 +111,22 @@ def cost(options: argparse.Namespace, out: Path) -> None:
         "no teacher": plain,
         "first student": taught,
         "second student": taught,
-        "timm": [*of_both["timm"], "--kd-model-name", f"local-dir:{out / 'timm-teacher'}"],
+        "timm": [
+            *(
+                word
+                for word in of_both["timm"]
+                if word not in ("--pretrained", "--pretrained-path", options.ckpt)
+            ),
+            *("--kd-model-name", f"local-dir:{out / 'timm-teacher'}"),
+        ],
     }
     seconds = {name: [] for name in sides}
-    for number in range(options.rounds + 1):
+    for _ in range(options.rounds):
         for name, words in sides.items():
             if name == "first student":
                 subprocess.run([*VIT, "cache", "clear", "teachers"], stdout=subprocess.DEVNULL, check=True)
-            measured = end_to_end.run([*map(str, words)])
-            seconds[name] += [measured["wall_s"]] if number else []
+            seconds[name].append(end_to_end.run([*map(str, words)])["wall_s"])
+            print(f"{name}: {seconds[name][-1]:.1f} s", flush=True)
     for name, each in seconds.items():
         print(f"{name}: {' '.join(f'{value:.1f}' for value in each)} s, median {median(each):.1f}")
 
