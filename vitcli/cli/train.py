@@ -170,7 +170,7 @@ def pretrain(
     panel=TRAIN,
     example="""\
 vit distill --teacher runs/photos --res 96 --out runs/small
-vit distill --teacher runs/large --ckpt timm/vit_tiny_patch16_224.augreg_in21k --dataset photos/""",
+vit distill --teacher runs/photos --ckpt timm/vit_tiny_patch16_224.augreg_in21k --out runs/tiny""",
     defaults={
         "--steps": "by the recipe; modern/distill: 600",
         "--batch-size": "by the recipe; modern/distill: 32",
