@@ -25,7 +25,7 @@ def points(fraction: float) -> str:
 
 
 def as_text(result: Mapping[str, Any]) -> str:
-    """Return a row for each candidate, then what every export says of the file that is kept."""
+    """Return a row for each candidate, then the rows of every export for the file that is kept."""
     columns = {"file": "text"} | dict.fromkeys(("ms", "img/s", "MB", "RAM", "same", "top-1"), "number")
     table = simple_table(columns | {"": "text"}, [_cells(row) for row in result["candidates"]])
     size = result["measured_on"]

@@ -248,7 +248,7 @@ class Objective(Section):
     """The loss and its targets (paper, B.1)."""
 
     loss: Literal["softmax", "sigmoid", "masked_patch", "regression"] = key(
-        "cross-entropy; sigmoid, summed over the classes, for several labels an image; regression: squared "
+        "cross-entropy; sigmoid, summed over the classes, for several labels per image; regression: squared "
         "error of a number; or masked patch prediction (paper, 4.6)"
     )
     patch_target: Literal["mean_color", "downsized", "pixels"] | None = key(

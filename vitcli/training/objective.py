@@ -28,8 +28,8 @@ from vitcli.recipe.schema import Distill
 from vitcli.recipe.schema import Objective as ObjectiveSettings
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits_BK, labels_B or labels_BM) -> scalar
-Objective = Callable[..., Tensor]  # (model, images_BCHW, labels, what a teacher says of them) -> scalar
-NO_LABEL = -1  # of an image that only a teacher has an answer for
+Objective = Callable[..., Tensor]  # (model, images_BCHW, labels, teacher predictions) -> scalar
+NO_LABEL = -1  # of an image that only teachers predict
 UNIT = RegressionTarget("number", 0.0, 1.0)  # of a regression where no image is read
 
 

@@ -98,7 +98,7 @@ class Students:
         return with_teacher.model_copy(update={"distill": None}), with_teacher
 
     def _record(self, paths: list[Path], summaries: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return what the dev split says of the two, and which one is delivered."""
+        """Return the scores of the two on the dev split, and which one is delivered."""
         dev, teachers = self.shared.data.held_out_dev(self.recipe), self.recipe.distill.teacher
         scores = [self._score(path, dev) for path in paths]
         trained_N = trained_rows(dev, self.shared.data.trained_before())
