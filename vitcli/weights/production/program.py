@@ -9,13 +9,15 @@ The outputs are "logits" (B, K) and what follows from them: "probabilities" (B, 
 each, or the "number" (B, 1) of a regression; without a head "features" (B, D) alone.
 
 torch resizes bytes with weights of 16 bits and rounds between the two axes. `resized` does the same with
-matrix products in float64, which are exact here, so that the pixels are equal bit for bit. Sizes may be
-symbols of torch.export: one program serves images of every size.
+matrix products in float32, of whole numbers that it has exactly, so that the pixels are equal bit for bit.
+Sizes may be symbols of torch.export: one program serves images of every size.
 
-B images of H rows and W columns, C = 3 channels; N pixels of an axis become M, each of T; K outputs.
+B images of H rows and W columns, C = 3 channels; N pixels of an axis become M, each of T; K outputs. G bands
+of S pixels of M, each of L pixels of N; X values beside each other that are resized alike.
 """
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +35,8 @@ INPUTS = ("images", "pixels")
 PRECISIONS = ("fp32", "fp16", "int8", "int8-weights")
 ANSWERS = {"classes": "probabilities", "several": "probabilities", "number": "number", "features": "features"}
 MOST_BITS = 22  # of a weight below its point
+MOST_IN_BAND = 16
+PART = 256.0  # of a weight, which does not fit into a product in float32 as a whole
 
 
 @dataclass(frozen=True)
@@ -92,10 +96,9 @@ class FromImages(nn.Module):
             self.register_buffer(name, values_C11)
 
     def forward(self, images_BHWC: Tensor) -> tuple[Tensor, ...]:
-        images_BCHW = images_BHWC.permute(0, 3, 1, 2)
         if self.form.input == "images":
-            images_BCHW = resized(images_BCHW, self.form.preprocessing)
-        images_BCHW = (images_BCHW.float() - self.mean) / self.std
+            images_BHWC = resized(images_BHWC, self.form.preprocessing)
+        images_BCHW = (images_BHWC.permute(0, 3, 1, 2).float() - self.mean) / self.std
         outputs = self.network(images_BCHW.to(self.dtype)).float()
         match self.form.kind:
             case "classes":
@@ -116,17 +119,18 @@ def exporting() -> Iterator[None]:
         yield
 
 
-def resized(images_BCHW: Tensor, preprocessing: Preprocessing) -> Tensor:
+def resized(images_BHWC: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Return the resized and cropped bytes of `Preprocessing`, bit for bit, for sizes that are symbols."""
     height, width = preprocessing.image_size
-    rows, columns = images_BCHW.shape[2:]
+    rows, columns = images_BHWC.shape[1:3]
     new_rows, new_columns = _size_before_crop(rows, columns, preprocessing)
-    # Across, then down, each rounded to bytes; what the crop leaves out is not computed.
-    across_MN, scale = _weights(columns, new_columns, width, preprocessing)
-    # Whole numbers after the transposition: with a product, onnxruntime 1.20 would merge it, and then fail.
-    pixels = _rounded(images_BCHW.double() @ _whole(across_MN.T, scale), scale)
-    down_MN, scale = _weights(rows, new_rows, height, preprocessing)
-    return _rounded(_whole(down_MN, scale) @ pixels, scale).to(torch.uint8)
+    # Across, then down, each rounded to bytes; what the crop leaves out is not computed. Both are transposed
+    # as matrices of numbers: pixel by pixel takes onnxruntime twelve times as long.
+    across = _Bands.of(columns, new_columns, width, preprocessing)
+    pixels_BWX = across.resized(images_BHWC.flatten(2).transpose(1, 2).reshape(-1, columns, 3 * rows))
+    down = _Bands.of(rows, new_rows, height, preprocessing)
+    pixels_BHX = down.resized(pixels_BWX.view(-1, 3 * width, rows).transpose(1, 2))
+    return pixels_BHX.view(-1, height, width, 3).to(torch.uint8)
 
 
 def _size_before_crop(rows: int, columns: int, preprocessing: Preprocessing) -> tuple[int, int]:
@@ -136,7 +140,7 @@ def _size_before_crop(rows: int, columns: int, preprocessing: Preprocessing) -> 
     if preprocessing.resize == "square":
         return preprocessing.whole_size
     crops_2 = torch.tensor(preprocessing.image_size)
-    sides_2 = torch.stack([torch.scalar_tensor(side, dtype=torch.int64) for side in (rows, columns)])
+    sides_2 = torch.stack([_number(rows), _number(columns)])
     # In whole numbers: a runtime that computes float64 in float32, as OpenVINO does, would miss one.
     scales: list[tuple[Any, Any]] = list(zip(crops_2, sides_2, strict=True))
     is_short = preprocessing.resize == "short_side"
@@ -150,33 +154,81 @@ def _size_before_crop(rows: int, columns: int, preprocessing: Preprocessing) -> 
     return new_rows, new_columns
 
 
-def _float64(size: int) -> Tensor:
+def _number(size: int) -> Tensor:
     """Return a size as a tensor: of two symbols the exporter to ONNX makes numbers of 32 bits."""
-    return torch.scalar_tensor(size, dtype=torch.float64)
+    return torch.scalar_tensor(size, dtype=torch.int64)
 
 
-def _weights(n: int, m: int, crop: int, preprocessing: Preprocessing) -> tuple[Tensor, Tensor]:
-    """Return those of the pixels of the centre crop, (M, N) float64, and the scale of their whole numbers.
+@dataclass(frozen=True)
+class _Bands:
+    """How an axis is resized: each of G bands is a product with the pixels near it, not with all.
 
-    The scale is the power of two by which the largest, within the crop or not, becomes a number of 16 bits.
+    Attributes:
+        places: of the pixels, the L of each band after those of the one before.
+        parts_GSL: weights in whole numbers of `scale`: of 2 S rows the first half has the high parts, the
+            other what remains.
     """
+
+    places: Tensor
+    parts_GSL: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, n: int, m: int, crop: int, preprocessing: Preprocessing) -> "_Bands":
+        """Return those for the pixels of the centre crop of M."""
+        places_MT, weights_MT = _weights(n, m, preprocessing)
+        # The largest weight, within the crop or not, becomes a number of 16 bits.
+        scale = 2.0 ** torch.floor(torch.log2(32767.5 / weights_MT.max())).clamp(max=MOST_BITS)
+        inside = _first_of_crop(m, crop) + torch.arange(crop)
+        whole_MT = torch.trunc(weights_MT * scale + torch.sign(weights_MT) * 0.5)[inside]
+        firsts_M = places_MT[inside, 0]
+        size = math.gcd(crop, MOST_IN_BAND)
+        starts_G1 = firsts_M.view(-1, size).amin(dim=1, keepdim=True)
+        offsets_M1 = (firsts_M.view(-1, size) - starts_G1).view(-1, 1)
+        num_taps = whole_MT.shape[1]
+        length = _as_size(offsets_M1.max() + num_taps, least=2)
+        whole_ML = torch.zeros(crop, length, dtype=torch.float64)
+        whole_ML = whole_ML.scatter(1, offsets_M1 + torch.arange(num_taps), whole_MT)
+        whole_GSL = whole_ML.unflatten(0, (-1, size))
+        high_GSL = torch.floor(whole_GSL / PART + 0.5)
+        parts_GSL = torch.cat([high_GSL, whole_GSL - high_GSL * PART], dim=1).float()
+        places_GL = (starts_G1 + torch.arange(length)).clamp(max=n - 1)
+        return cls(places_GL.flatten(), parts_GSL, (scale / PART).float())
+
+    def resized(self, pixels_BNX: Tensor) -> Tensor:
+        """Return pixels_BMX, resized and rounded to bytes, float32."""
+        num_bands = len(self.parts_GSL)
+        bands_BGLX = pixels_BNX.index_select(1, self.places).unflatten(1, (num_bands, -1))
+        high, low = (self.parts_GSL @ bands_BGLX.float()).chunk(2, dim=2)
+        # Each sum is a whole number below 2 ** 24, which float32 has exactly.
+        rounded = torch.floor((high + torch.floor(low / PART)) / self.scale + 0.5).clamp(0, 255)
+        return rounded.flatten(1, 2)
+
+
+def _weights(n: int, m: int, preprocessing: Preprocessing) -> tuple[Tensor, Tensor]:
+    """Return the places of T neighbours of each pixel after resizing, (M, T), and their weights, float64."""
     reach, kernel = KERNELS[preprocessing.interpolation, preprocessing.antialias]
-    size, new_size = _float64(n), _float64(m)
-    centres_M1 = ((torch.arange(m, dtype=torch.float64) + 0.5) * size / new_size)[:, None] - 0.5
+    size, new_size = _number(n), _number(m)
+    # Distances are whole numbers of units of 1 / (2 m): a runtime without float64 finds the same weights.
+    centres_M1 = ((2 * torch.arange(m) + 1) * size - new_size)[:, None]
     if preprocessing.antialias:
-        stretch = (size / new_size).clamp(min=1.0)
-        places_MT = torch.floor(centres_M1 - reach * stretch) + _count(2 * reach * stretch + 2)
-        weights_MT = kernel((places_MT - centres_M1).abs() / stretch)
+        unit = 2 * torch.maximum(size, new_size)
+        first_M1 = torch.floor((centres_M1 - reach * unit).to(torch.float64) / (2 * new_size))
+        places_MT = first_M1.long() + torch.arange(_as_size(reach * unit // new_size + 2, least=2))
+        weights_MT = kernel((places_MT * 2 * new_size - centres_M1).abs().to(torch.float64) / unit)
         weights_MT = weights_MT * ((places_MT >= 0) & (places_MT < size))
         weights_MT = weights_MT / weights_MT.sum(dim=1, keepdim=True)
     else:
-        places_MT = torch.floor(centres_M1) + torch.arange(1 - reach, 1 + reach)
-        weights_MT = kernel((places_MT - centres_M1).abs())
+        unit = 2 * new_size
+        places_MT = torch.floor(centres_M1.to(torch.float64) / unit).long() + torch.arange(
+            1 - reach, 1 + reach
+        )
+        weights_MT = kernel((places_MT * unit - centres_M1).abs().to(torch.float64) / unit)
     # Pixels at the border stand for those beyond it.
-    places_MT = torch.minimum(places_MT.clamp(min=0), size - 1).long()
-    weights_MN = torch.zeros(m, n, dtype=torch.float64).scatter_add(1, places_MT, weights_MT)
-    scale = 2.0 ** torch.floor(torch.log2(32767.5 / weights_MN.max())).clamp(max=MOST_BITS)
-    return weights_MN[_first_of_crop(m, crop) + torch.arange(crop)], scale
+    places_MT = torch.minimum(places_MT.clamp(min=0), size - 1)
+    firsts_M1 = places_MT[:, :1]
+    merged_MT = torch.zeros_like(weights_MT).scatter_add(1, places_MT - firsts_M1, weights_MT)
+    return firsts_M1 + torch.arange(places_MT.shape[1]), merged_MT
 
 
 def _first_of_crop(size: int, crop: int) -> int:
@@ -185,11 +237,10 @@ def _first_of_crop(size: int, crop: int) -> int:
     return half + is_odd * (half % 2)
 
 
-def _count(most: Tensor) -> Tensor:
-    """Return 0, 1, ... below a number."""
-    length = most.long().item()
-    torch._check(length >= 2)
-    return torch.arange(length, dtype=torch.float64)
+def _as_size(number: Tensor, *, least: int) -> int:
+    size: int = number.long().item()  # type: ignore[assignment]
+    torch._check(size >= least)
+    return size
 
 
 def _linear(distances: Tensor) -> Tensor:
@@ -210,11 +261,3 @@ KERNELS: dict[tuple[str, bool], tuple[int, Callable[[Tensor], Tensor]]] = {
     ("bicubic", False): (2, partial(_cubic, a=-0.75)),
     ("bicubic", True): (2, partial(_cubic, a=-0.5)),
 }
-
-
-def _whole(weights: Tensor, scale: Tensor) -> Tensor:
-    return torch.trunc(weights * scale + torch.sign(weights) * 0.5)
-
-
-def _rounded(sums: Tensor, scale: Tensor) -> Tensor:
-    return torch.floor(sums / scale + 0.5).clamp(0, 255)

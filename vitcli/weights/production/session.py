@@ -68,7 +68,7 @@ class OnnxSession:
 class OpenVinoSession:
     """The same network run by OpenVINO on the CPU, with the attributes and errors of `OnnxSession`.
 
-    OpenVINO computes float64 in float32, so that a pixel in a thousand may be resized to the next byte.
+    OpenVINO makes the weights of resizing in float32: one pixel in some thousands becomes the next byte.
     """
 
     def __init__(self, path: Path, *, num_threads: int):
