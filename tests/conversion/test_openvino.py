@@ -32,15 +32,15 @@ def test_the_size_before_the_crop_is_computed_in_whole_numbers(resize, crop_frac
 
 
 def test_without_float64_images_are_resized_to_the_same_bytes(monkeypatch):
-    """All but a few; of distances that are no whole numbers 800 of these bytes would differ."""
+    """All but a few; of distances that are no whole numbers 300 of these bytes would differ."""
     monkeypatch.setattr(torch, "float64", torch.float32)
     num_bytes = num_other = 0
     for rule in RULES:
-        for image_HWC in pictures(num_others=10):
+        for image_HWC in pictures(num_others=2):
             found_1HWC = program.resized(torch.from_numpy(image_HWC[None].copy()), preprocessing_of(rule))
             num_other += int((found_1HWC[0].numpy() != preprocessing_of(rule)(image_HWC)).sum())
             num_bytes += found_1HWC.numel()
-    assert num_bytes > 2_000_000 and num_other < 100
+    assert num_bytes > 1_000_000 and num_other < 60
 
 
 @pytest.mark.parametrize("input", ["images", "pixels"])
