@@ -2,7 +2,8 @@
 
 Candidates are the checkpoint in other precisions, at smaller images, without its last blocks, products of
 these, and students that were distilled from it. Each becomes a file, whose latency is measured in turns with
-that of the file in fp32 at full size, so that a machine that slows down slows both.
+that of the file in fp32 at full size, so that a machine that slows down slows both, and again once all are
+made: the median of the ratios counts.
 
 Screening, without labels: training images tell how far the answers of a candidate diverge from those of the
 checkpoint. One that is slower and diverges more than another has lost, and so has one that is hardly faster.
@@ -61,7 +62,7 @@ FASTER = ("fp16", "int8")  # precisions that may be; int8-weights computes as fp
 LEAST_GAIN = 0.05  # of latency: one that is less faster than another is hardly faster
 NUM_SCREENED, NUM_FOR_SIZE = 256, 16  # images to compare answers on; those that tell what is measured
 NOT_JUDGED = "not judged"
-ENOUGH_S = 0.6  # of measuring the latency of a candidate
+ENOUGH_S, NUM_MEASURED = 0.6, 3  # of measuring the latency of a candidate: seconds, times
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class TriedFile:
     """A candidate as a file, and what is known of it.
 
     Attributes:
-        latency_ratio: of its latency to that of the file in fp32 at full size.
+        latency_ratio: of its latency to that of the file in fp32 at full size, the median of `ratios`.
         images_per_s, batch_size: at the batch size where it is fastest.
         agreement, divergence: of its answers with those of the checkpoint on the images of the screening:
             the fraction of equal top classes, and the mean divergence in nats.
@@ -123,6 +124,7 @@ class TriedFile:
     candidate: Variation
     path: Path
     latency_ratio: float = float("inf")
+    ratios: list[float] = field(default_factory=list)
     images_per_s: float = 0.0
     batch_size: int = 1
     num_bytes: int = 0
@@ -239,19 +241,37 @@ class FastestSearch:
         )
         return outputs_NK[:, order_of(trial.candidate.weights, self.weights)], labels_N
 
-    def _measure(self, trial: TriedFile, network: OnnxNetwork) -> None:
-        """Measure latency beside the baseline, throughput, and memory in a process of its own."""
-        size = self.size if network.takes_any_size else trial.candidate.image_size
-        of_baseline = self.size if network.takes_any_size else self.trials[0].candidate.image_size
-        image_1HWC, base_1HWC = (_drawn(1, each) for each in (size, of_baseline))
+    def measure_again(self) -> None:
+        """Measure all latencies at other times: the machine may have been busy while one was measured."""
+        for _ in range(NUM_MEASURED - 1):
+            for trial in self.trials:
+                if trial.ratios:
+                    self._measure_latency(trial, OnnxNetwork(trial.path))
+
+    def _measure_latency(self, trial: TriedFile, network: OnnxNetwork) -> float:
+        """Measure it beside the baseline; return it in seconds."""
+        assert self.baseline, "the first trial is the baseline"
+        images_1HWC = (
+            _drawn(1, self._size_for(trial, network)),
+            _drawn(1, self._size_for(self.trials[0], network)),
+        )
         sides: dict[str, Callable[[Any], Any]] = {
-            "file": lambda _: network(image_1HWC),
-            "baseline": lambda _: self.baseline(base_1HWC),
+            "file": lambda _: network(images_1HWC[0]),
+            "baseline": lambda _: self.baseline(images_1HWC[1]),
         }
-        seconds = comparison.medians(sides, image_1HWC, enough_s=ENOUGH_S)
-        trial.latency_ratio = 1.0 if network is self.baseline else seconds["file"] / seconds["baseline"]
+        seconds = comparison.medians(sides, images_1HWC[0], enough_s=ENOUGH_S)
         self.latencies_s.append(seconds["baseline"])
-        rates = {1: 1 / seconds["file"]}
+        trial.ratios.append(1.0 if trial is self.trials[0] else seconds["file"] / seconds["baseline"])
+        trial.latency_ratio = median(trial.ratios)
+        return seconds["file"]
+
+    def _size_for(self, trial: TriedFile, network: OnnxNetwork) -> tuple[int, int]:
+        return self.size if network.takes_any_size else trial.candidate.image_size
+
+    def _measure(self, trial: TriedFile, network: OnnxNetwork) -> None:
+        """Measure latency, throughput, and memory in a process of its own."""
+        size = self._size_for(trial, network)
+        rates = {1: 1 / self._measure_latency(trial, network)}
         for batch_size in comparison.BATCH_SIZES[1:]:
             batch = comparison.medians({"file": network}, _drawn(batch_size, size))["file"]
             rates[batch_size] = batch_size / batch
@@ -260,7 +280,7 @@ class FastestSearch:
         trial.batch_size = max(rates, key=rates.__getitem__)
         trial.images_per_s = rates[trial.batch_size]
         with OnnxProcess(trial.path, num_bytes=trial.num_bytes) as process:
-            process.answers(image_1HWC[0].numpy())
+            process.answers(_drawn(1, size)[0].numpy())
             trial.peak_memory_mb = process.peak_memory_mb()
 
     @property
@@ -308,6 +328,7 @@ def fastest(
         search.try_all(singles(first))
         search.try_all(products(search.trials))
         search.try_all(student for each in students for student in (each, replace(each, precision="int8")))
+        search.measure_again()
         sequences = [front([trial for trial in search.trials if bool(trial.candidate.student) == is_student])
                      for is_student in (False, True)]  # fmt: skip
         checkpoint = comparison.outputs_of_one(model, judged, preprocessing, progress, title="checkpoint")
