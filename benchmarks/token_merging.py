@@ -106,7 +106,8 @@ def main() -> None:
         base = base or [file, images]
         sides = {"file": lambda _, f=file, i=images: f(i), "base": lambda _, b=base: b[0](b[1])}
         seconds = medians(sides, images, enough_s=3.0)
-        outputs, _ = comparison.outputs_of_one(file, split, preprocessing, Progress(quiet=True), title=name)
+        quiet = Progress(quiet=True)
+        outputs, _ = comparison.outputs_of_all([file], split, preprocessing, quiet, title=name)
         exact = outputs if exact is None else exact
         equal = float((outputs.argmax(1) == exact.argmax(1)).double().mean())
         speed = f"{1000 * seconds['file']:6.1f} ms, {seconds['base'] / seconds['file']:.2f} times"

@@ -4,7 +4,7 @@
 OF_EXPORTS = {
     ("vitcli/conversion/fastest.py", "tests/conversion/test_fastest.py"): {
         "after a refusal faster files are judged": (
-            'other.why = f"{NOT_JUDGED}: {trial.name} was refused"\n            return',
+            'other.why = f"{NOT_JUDGED}: {trial.name} was refused"\n        return',
             'other.why = f"{NOT_JUDGED}: {trial.name} was refused"',
         ),
         "the fastest file is judged first": ("for trial in reversed(best):", "for trial in best:"),
@@ -30,8 +30,8 @@ OF_EXPORTS = {
             "[*range(len(weights.class_names))]",
         ),
         "a run is a student of every other": (
-            "if any(run_folder.folder_of(name)",
-            "if True or any(run_folder.folder_of(name)",
+            "if any((run_folder.folder_of(name)",
+            "if True or any((run_folder.folder_of(name)",
         ),
         "a precision that is slower is multiplied": ("if ratio < 1 - LEAST_GAIN)", "if ratio < 9)"),
         "no images are too few": ("if len(judged) < enough:", "if False:"),

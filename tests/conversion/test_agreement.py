@@ -44,7 +44,7 @@ def test_images_are_decoded_whole_as_for_a_file(monkeypatch):
     pixels = Preprocessing((8, 8), "square", 1.0, "bilinear", True, (0.5,) * 3, (0.5,) * 3, decode="fast")
     model, quiet = torch.nn.Flatten(), Progress(quiet=True)
     with pytest.raises(DataError, match="no image can be decoded"):
-        comparison.outputs_of_both(
-            model, model, DataSet("demo").open("test"), pixels, quiet, on_bad_image="skip"
+        comparison.outputs_of_all(
+            [model, model], DataSet("demo").open("test"), pixels, quiet, title="", on_bad_image="skip"
         )
     assert asked == [("exact", "skip")]

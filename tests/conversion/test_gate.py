@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +11,12 @@ import torch
 
 from tests.conversion.test_export import network, vit
 from vitcli.conversion import export as exports
-from vitcli.conversion.comparison import Verdict, Z, highest_drop, judge, outputs_of_both, refuse
+from vitcli.conversion.comparison import NotFinite, Verdict, Z, highest_drop, judge, outputs_of_all, refuse
 from vitcli.conversion.export import Export, ExportOptions
 from vitcli.conversion.images import Images
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
-from vitcli.errors import CheckFailed, DataError
+from vitcli.errors import CheckFailed, DataError, WeightsError
 from vitcli.output.progress import Progress
 from vitcli.weights.production.program import ProgramForm
 
@@ -69,6 +70,27 @@ def test_a_verdict_counts_what_one_has_right_and_the_other_wrong():
     assert Verdict(227, 200, 0, 0, 0.012).is_accepted and not Verdict(227, 200, 0, 0, 0.0117).is_accepted
 
 
+def test_the_advice_of_a_search_is_of_its_own_options_and_level():
+    refused = Verdict(300, 290, 0, 0, 0.01, z=1.96)
+    error = refuse(refused, option="--fastest")
+
+    assert highest_drop(0, 0, 381, z=1.96) <= 0.01 < highest_drop(0, 0, 380, z=1.96)
+    assert "381 images without a change would show it" in error.fix
+    assert error.where == "--fastest, --max-drop 1"
+    loses = replace(refused, lost=9)
+    assert "--precision" in refuse(loses).fix and "--precision" not in refuse(loses, option="--fastest").fix
+    assert [each.as_json()["confidence"] for each in (refused, replace(refused, z=Z))] == [0.975002, 0.95]
+
+
+def test_outputs_that_are_not_finite_are_those_of_the_checkpoint_or_of_the_file(of_int8):
+    broken, quiet = scaled(of_int8.model, math.nan), Progress(quiet=True)
+    arguments = (of_int8.images.split, of_int8.preprocessing, quiet)
+    with pytest.raises(WeightsError, match="not finite"):
+        outputs_of_all([broken, of_int8.model], *arguments, title="")
+    with pytest.raises(NotFinite):
+        outputs_of_all([of_int8.model, broken], *arguments, title="")
+
+
 def test_a_drop_that_is_just_allowed_is_accepted():
     bound = Verdict(300, 280, lost=3, gained=1, max_drop=0.0).highest_drop
 
@@ -89,10 +111,9 @@ def of_int8():
     )
     model, form = network(arch), ProgramForm(preprocessing, "classes", precision="int8")
     options = ExportOptions(precision="int8", gate="pets", max_drop=0.1)
-    export = Export(
-        "onnx", model, arch, preprocessing, form, Images(split, are_held_out=True), split, options
-    )
-    outputs_NK, *_ = outputs_of_both(model, scaled(model, 1), split, preprocessing, Progress(quiet=True))
+    images, weights = Images(split, are_held_out=True), SimpleNamespace(architecture=arch)
+    export = Export("onnx", model, weights, preprocessing, form, images, split, options)
+    outputs_NK, _ = outputs_of_all([model], split, preprocessing, Progress(quiet=True), title="")
     labels[:] = outputs_NK.argmax(1)
     labels[36:] = (labels[36:] + 1) % 5
     assert len(set(labels[:36].tolist())) > 1

@@ -355,6 +355,16 @@ def check_is_refused(sabotaged, folder, monkeypatch, *, num_images, points, ckpt
     assert not list(folder.iterdir())
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("--gate", "demo"), ("--precision", "fp16"), ("--fastest",), ("--max-drop", "0"), ("--no-head",)],
+)
+def test_a_check_takes_no_option_of_an_export(tmp_path, words):
+    outcome = run("export", "--check", tmp_path / "x.onnx", *words)
+
+    assert outcome.code == 2 and f"leave {words[0]} out" in outcome.err
+
+
 def test_images_of_a_golden_file_are_256_pixels_wide_or_high_at_most():
     shapes = [golden.shrunk(np.zeros((height, width, 3), np.uint8)).shape for height, width in
               ((300, 600), (600, 300), (256, 200), (10, 20))]  # fmt: skip

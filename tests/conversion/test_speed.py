@@ -40,6 +40,15 @@ def test_a_larger_batch_is_not_measured_where_one_takes_more_than_two_seconds(mo
     assert result["exported"]["images_per_s"] == pytest.approx(1 / seconds)
 
 
+@pytest.mark.parametrize(
+    ("size", "sizes"), [((500, 500), [1, 8, 32]), ((1000, 1500), [1, 8]), ((4000, 6000), [1])]
+)
+def test_a_batch_of_large_photographs_is_not_measured(monkeypatch, size, sizes):
+    monkeypatch.setattr(comparison, "medians", lambda sides, images_BHWC: dict.fromkeys(sides, 0.1))
+
+    assert [*comparison.seconds_by_batch_size({"file": print}, size)["file"]] == sizes
+
+
 def test_the_median_is_of_the_runs_after_the_first(monkeypatch):
     seconds = iter([9.0, 1.0, 3.0] * 2)
     monkeypatch.setattr(comparison, "_seconds", lambda run, images_BHWC: next(seconds))
@@ -48,7 +57,7 @@ def test_the_median_is_of_the_runs_after_the_first(monkeypatch):
 
 
 def test_the_throughput_is_that_of_the_fastest_batch_size_and_the_latency_that_of_one_image():
-    assert comparison._figures({1: 0.1, 8: 0.2, 32: 4.0}) == {
+    assert comparison.figures({1: 0.1, 8: 0.2, 32: 4.0}) == {
         "latency_ms": 100.0,
         "images_per_s": pytest.approx(40.0),
         "batch_size": 8,

@@ -1,7 +1,8 @@
 """`vit models`, `vit interpolate-posemb` and `vit export`: the commands about networks and weights files."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -165,6 +166,13 @@ class ConversionOptions:
         "NAME")] = "onnxruntime"
     overwrite: options.Overwrite = False
 
+    def besides_check(self) -> list[str]:
+        """Return the names of what is given and has no effect with --check."""
+        names = {"ckpt": "CKPT", "out": "OUT", "head": "--no-head"}
+        others = (each for each in fields(self) if each.name not in ("check_file", "runtime"))
+        given = [each.name for each in others if getattr(self, each.name) not in (each.default, [])]
+        return [names.get(name, f"--{name.replace('_', '-')}") for name in given]
+
     def check(self) -> None:
         """Raise typer.BadParameter for options that need or exclude another."""
         if self.ckpt is None:
@@ -177,6 +185,11 @@ class ConversionOptions:
                   "--to": self.to not in (None, "onnx"), "--push-to-hub": self.push_to_hub}  # fmt: skip
         if self.fastest and (wrong := [name for name, is_given in others.items() if is_given]):
             raise typer.BadParameter(f"--fastest chooses the file: leave {wrong[0]} out", param_hint=wrong[0])
+        if self.fastest and Path(self.out or "").suffix != ".onnx":
+            raise typer.BadParameter("--fastest writes an ONNX file: end OUT in .onnx", param_hint="OUT")
+        if self.fastest and self.max_drop == 0:
+            what = "no number of images shows a drop of 0: allow some, such as 1"
+            raise typer.BadParameter(what, param_hint="--fastest, --max-drop")
         if self.runtime != "onnxruntime":
             raise typer.BadParameter("it belongs to --check FILE.onnx", param_hint="--runtime")
         if self.out is None and self.push_to_hub is None:
@@ -196,11 +209,6 @@ class ConversionOptions:
             overwrite=self.overwrite,
         )
 
-    def fastest_options(self):
-        """Return the FastestOptions."""
-        from vitcli.conversion.fastest import FastestOptions
-
-        return FastestOptions(milliseconds_of(self.budget) if self.budget else None, self.student or ())
 # fmt: on
 
 
@@ -229,8 +237,9 @@ def export(*, asked: ConversionOptions, printing: Printing) -> int:
     The new file is read back and its outputs are compared before it replaces OUT.
     """
     if asked.check_file is not None:
-        if asked.ckpt is not None:
-            raise typer.BadParameter("it checks a file alone; leave CKPT and OUT out", param_hint="--check")
+        if given := asked.besides_check():
+            what = f"it checks a file alone; leave {', '.join(given)} out"
+            raise typer.BadParameter(what, param_hint="--check")
         load_libraries()
         from vitcli.conversion import golden
 
@@ -246,7 +255,14 @@ def export(*, asked: ConversionOptions, printing: Printing) -> int:
     if asked.fastest:
         from vitcli.conversion import fastest, fastest_text
 
-        chosen = fastest.fastest(asked.ckpt, asked.out, export_options, asked.fastest_options(), quiet=quiet)
+        chosen = fastest.fastest(
+            asked.ckpt,
+            asked.out,
+            export_options,
+            budget_ms=milliseconds_of(asked.budget) if asked.budget else None,
+            students=asked.student or [],
+            quiet=quiet,
+        )
         return printing.show(chosen, fastest_text.as_text)
     if asked.push_to_hub is None:
         result = exports.export(asked.ckpt, asked.out, export_options, quiet=quiet)

@@ -12,9 +12,9 @@ Letters: N images, B of a batch, K outputs.
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import NormalDist, median
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ CPU = torch.device("cpu")
 Z = 1.6448536269514722  # standard normal quantile of 0.95
 BATCH_SIZES = (1, 8, 32)  # whose speed is measured
 ENOUGH_S, MOST_S = 0.1, 2.0  # of a batch size: measured; beyond this a larger one is not
+MOST_BYTES = 50_000_000  # of the images of a batch: one that is larger is not measured
 TURNS, RUNS_OF_A_TURN = 2, 3
 
 
@@ -85,90 +86,60 @@ class NotFinite(Exception):
     """An output of what was exported is not a finite number."""
 
 
-def outputs_of_both(
-    model: nn.Module,
-    exported: nn.Module,
+def outputs_of_all(
+    networks: Sequence[nn.Module],
     split: Split,
     preprocessing: Preprocessing,
     progress: Progress,
     *,
+    title: str,
     on_bad_image: str = "error",
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return outputs_NK of the network and of what was exported, and labels_N, on the CPU.
+    option: str = "--images",
+) -> list[Tensor]:
+    """Return outputs_NK of each network or exported file, then labels_N, on the CPU.
 
     Labels are -1 where there are none, or several per image.
 
     Args:
         on_bad_image: "skip" leaves out images that cannot be decoded.
+        option: that names other images.
 
     Raises:
-        WeightsError: an output of the network is not finite.
-        NotFinite: one of what was exported.
+        WeightsError: an output of the first is not finite, if it is a network of torch.
+        NotFinite: an output of another, or of a file.
         DataError: an image cannot be decoded, or none can.
     """
-    exact, batches = _exact_batches(split, preprocessing, on_bad_image)
-    of_export = _outputs_of_export(exported, split, exact)
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    progress.begin("compare", total=len(split))
-    try:
-        for batch, outputs_BK in outputs_of(model, batches, exact, CPU, "fp32"):
-            if not len(outputs_BK):
-                continue
-            try:
-                exported_BK = of_export(batch)
-            except WeightsError as error:
-                raise NotFinite from error
-            if not torch.isfinite(exported_BK).all():
-                raise NotFinite
-            labels_B = batch.labels_B if batch.labels_B.ndim == 1 else torch.full((len(outputs_BK),), -1)
-            parts.append((outputs_BK, exported_BK, labels_B))
-            progress.update(sum(len(outputs_BK) for outputs_BK, _, _ in parts))
-    finally:
-        progress.end()
-    if not parts:
-        raise DataError("no image can be decoded", where=split.name, fix="name others with --images")
-    outputs, exports, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    return outputs, exports, labels
-
-
-def outputs_of_one(
-    network: nn.Module, split: Split, preprocessing: Preprocessing, progress: Progress, *, title: str
-) -> tuple[Tensor, Tensor]:
-    """Return outputs_NK of a network or an exported file, and labels_N; bad images are left out.
-
-    Raises:
-        NotFinite: an output is not finite.
-        DataError: no image can be decoded.
-    """
-    exact, batches = _exact_batches(split, preprocessing, "skip")
-    of_batch, parts = _outputs_of_export(network, split, exact), []
+    exact = replace(preprocessing, decode="exact")  # a file cannot shrink a JPEG while it is decoded
+    settings = {"batch_size": BATCH_SIZE, "num_threads": loader.default_threads()}
+    batches = loader.eval_batches(split, exact, rank=0, world_size=1, on_bad_image=on_bad_image, **settings)
+    functions = [_outputs_by(network, split, exact) for network in networks]
+    parts: list[list[Tensor]] = []
     progress.begin(title, total=len(split))
     try:
         for batch in batches:
-            if len(batch.rows_B):
-                parts.append((of_batch(batch), batch.labels_B[: len(batch.rows_B)]))
+            if num_images := len(batch.rows_B):
+                labels_B = batch.labels_B if batch.labels_B.ndim == 1 else torch.full((num_images,), -1)
+                parts.append([*_of_batch(functions, batch), labels_B])
             progress.update(min(len(parts) * BATCH_SIZE, len(split)))
-    except WeightsError as error:
-        raise NotFinite from error
     finally:
         progress.end()
     if not parts:
-        raise DataError("no image can be decoded", where=split.name, fix="name others: --gate DATA")
-    outputs_NK, labels_N = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    if not torch.isfinite(outputs_NK).all():
-        raise NotFinite
-    return outputs_NK, labels_N
+        raise DataError("no image can be decoded", where=split.name, fix=f"name others: {option}")
+    return [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
 
 
-def _exact_batches(
-    split: Split, preprocessing: Preprocessing, on_bad_image: str
-) -> tuple[Preprocessing, Iterator[Batch]]:
-    """Return batches and their preprocessing: a file cannot shrink a JPEG while it is decoded."""
-    exact = replace(preprocessing, decode="exact")
-    settings = {"batch_size": BATCH_SIZE, "num_threads": loader.default_threads()}
-    return exact, loader.eval_batches(
-        split, exact, rank=0, world_size=1, on_bad_image=on_bad_image, **settings
-    )
+def _of_batch(functions: Sequence[Callable[[Batch], Tensor]], batch: Batch) -> list[Tensor]:
+    outputs = []
+    for number, function in enumerate(functions):
+        try:
+            outputs.append(function(batch))
+        except WeightsError as error:
+            if number:
+                raise NotFinite from error
+            raise
+        if not torch.isfinite(outputs[-1]).all():
+            raise NotFinite
+    return outputs
 
 
 def divergence(outputs_NK: Tensor, others_NK: Tensor) -> float:
@@ -177,19 +148,17 @@ def divergence(outputs_NK: Tensor, others_NK: Tensor) -> float:
     return float((log_p_NK.exp() * (log_p_NK - log_q_NK)).sum(1).mean())
 
 
-def _outputs_of_export(
-    exported: nn.Module, split: Split, preprocessing: Preprocessing
-) -> Callable[[Batch], Tensor]:
+def _outputs_by(network: nn.Module, split: Split, preprocessing: Preprocessing) -> Callable[[Batch], Tensor]:
     def of_decoded(batch: Batch) -> Tensor:
         images = (loader.read_example(split, row)[0] for row in batch.rows_B.tolist())
-        return torch.cat([exported(torch.from_numpy(image_HWC)[None]) for image_HWC in images])
+        return torch.cat([network(torch.from_numpy(image_HWC)[None]) for image_HWC in images])
 
-    match getattr(exported, "takes_any_size", None):
+    match getattr(network, "takes_any_size", None):
         case None:
-            return lambda batch: next(outputs_of(exported, iter([batch]), preprocessing, CPU, "fp32"))[1]
+            return lambda batch: next(outputs_of(network, iter([batch]), preprocessing, CPU, "fp32"))[1]
         case True:
             return of_decoded
-    return lambda batch: exported(batch.images_BCHW.permute(0, 2, 3, 1).contiguous())
+    return lambda batch: network(batch.images_BCHW.permute(0, 2, 3, 1).contiguous())
 
 
 @dataclass(frozen=True)
@@ -235,6 +204,7 @@ class Verdict:
             "drop": self.drop,
             "highest_drop": self.highest_drop,
             "max_drop": self.max_drop,
+            "confidence": round(NormalDist().cdf(self.z), 6),
         }
 
 
@@ -274,23 +244,31 @@ def note_of(agreement: Agreement, verdict: Verdict | None, precision: str, image
     return f"{precision}: {changed}; {right}; --gate DATA --max-drop POINTS refuses what loses more"
 
 
-def refuse(verdict: Verdict) -> CheckFailed:
-    """Return the error for a file that is not accepted, with what would change the verdict."""
+def points(fraction: float) -> str:
+    """Return percentage points, rounded up so that they are enough."""
+    return f"{math.ceil(1000 * fraction) / 10:g}"
+
+
+def refuse(verdict: Verdict, *, option: str = "--gate") -> CheckFailed:
+    """Return the error for a file that is not accepted, with what would change the verdict.
+
+    Args:
+        option: "--fastest" chooses the precision itself.
+    """
     images = count_of(verdict.num_images, "image")
-    least = math.ceil(1000 * verdict.highest_drop) / 10  # points
-    fix = f"--max-drop {least:g} would accept it"
+    fix = f"--max-drop {points(verdict.highest_drop)} would accept it"
     if verdict.lost:
         answers = f"{verdict.lost} right answers and gains {verdict.gained}"
         what = f"of {images} the file loses {answers}, a drop of {verdict.drop:.2%}"
-        fix += ", or export in a higher --precision"
+        fix += ", or export in a higher --precision" if option == "--gate" else ""
     else:
         what = f"no right answer is lost, but {images} are too few to show it"
         if verdict.max_drop:
-            enough = enough_images(verdict.max_drop)
+            enough = enough_images(verdict.max_drop, z=verdict.z)
             fix += f"; {count_of(enough, 'image')} without a change would show it"
     return CheckFailed(
         f"{what}: a drop of up to {verdict.highest_drop:.2%} cannot be ruled out",
-        where=f"--gate, --max-drop {100 * verdict.max_drop:g}",
+        where=f"{option}, --max-drop {100 * verdict.max_drop:g}",
         fix=f"nothing was kept; {fix}",
     )
 
@@ -336,20 +314,32 @@ def measured(exported: nn.Module, model: nn.Module, preprocessing: Preprocessing
         with torch.inference_mode():
             model(to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std))
 
-    sides = {"exported": exported, "pytorch": of_torch}
+    times = seconds_by_batch_size({"exported": exported, "pytorch": of_torch}, preprocessing.image_size)
+    return {
+        "threads": torch.get_num_threads(),
+        **{name: figures(of_side) for name, of_side in times.items()},
+    }
+
+
+def seconds_by_batch_size(
+    sides: dict[str, Callable[[Tensor], Any]], image_size: tuple[int, int]
+) -> dict[str, dict[int, float]]:
+    """Return seconds of a batch of each of BATCH_SIZES, for each side; up to one that is slow or large."""
     times: dict[str, dict[int, float]] = {name: {} for name in sides}
-    generator = torch.Generator().manual_seed(0)
     for batch_size in BATCH_SIZES:
-        shape = (batch_size, *preprocessing.image_size, 3)
-        images_BHWC = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-        for name, seconds in medians(sides, images_BHWC).items():
+        if batch_size > 1 and batch_size * 3 * math.prod(image_size) > MOST_BYTES:
+            break
+        for name, seconds in medians(sides, drawn(batch_size, image_size)).items():
             times[name][batch_size] = seconds
         if max(of_side[batch_size] for of_side in times.values()) > MOST_S:
             break
-    return {
-        "threads": torch.get_num_threads(),
-        **{name: _figures(of_side) for name, of_side in times.items()},
-    }
+    return times
+
+
+def drawn(batch_size: int, image_size: tuple[int, int]) -> Tensor:
+    """Return images_BHWC of noise."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (batch_size, *image_size, 3), dtype=torch.uint8, generator=generator)
 
 
 def medians(
@@ -377,7 +367,8 @@ def _seconds(run: Callable[[torch.Tensor], Any], images_BHWC: torch.Tensor) -> f
     return time.perf_counter() - began_at
 
 
-def _figures(seconds: dict[int, float]) -> dict[str, Any]:
+def figures(seconds: dict[int, float]) -> dict[str, Any]:
+    """Return latency and throughput from seconds of a batch, by its size."""
     best = max(seconds, key=lambda batch_size: batch_size / seconds[batch_size])
     return {
         "latency_ms": 1000 * seconds[1],

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,19 +93,41 @@ class Export:
     """A network on its way into another format.
 
     Attributes:
+        weights: as they leave, at the size and with the head of the export.
         form: of a file that takes images; its kind is that of the outputs of any.
         images: to compare the outputs on.
         gate_split: labelled images of the gate, if there is one.
+        origin: where the preprocessing comes from, in words.
+        notes: on what was changed or is left out.
     """
 
     format: str
     model: nn.Module
-    arch: Architecture
+    weights: Weights
     preprocessing: Preprocessing
     form: ProgramForm
     images: Images
     gate_split: Split | None
     options: ExportOptions
+    origin: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def arch(self) -> Architecture:
+        return self.weights.architecture
+
+    def write(self, path: Path, samples: Iterator[Tensor], *, fp32: Path | None = None) -> None:
+        """Write the file or folder; `samples` and `fp32` as `formats.write` takes them."""
+        formats.write(
+            self.format,
+            path,
+            self.model,
+            self.weights,
+            names=self.options.names,
+            form=self.form,
+            calibration=samples,
+            fp32=fp32,
+        )
 
 
 def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[str, Any]:
@@ -128,7 +149,8 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
     gate_split = open_labelled(options.gate, options.split, weights) if options.gate else None
     images = images or open_images(weights, gate_split, progress, precision=options.precision)
     prepared = prepare(weights, format, options, images, gate_split)
-    progress.note(f"{prepared.title(weights)}, {prepared.origin}")
+    summary = f"{prepared.preprocessing.summary()}, {prepared.origin}"
+    progress.note(f"{prepared.arch.name} ({weights.numerics}) to {format}: {summary}")
     samples = _samples(prepared, progress)
     # Write, compare, and only then replace OUT
     with temporary_folder(target) as folder:
@@ -139,66 +161,44 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
     return result_of(prepared, weights, out, facts, progress) | {"elapsed_s": time.perf_counter() - began_at}
 
 
-@dataclass(frozen=True)
-class PreparedExport:
-    """An export before its file is written.
-
-    Attributes:
-        weights: as they leave, at the size and with the head of the export.
-        origin: where the preprocessing comes from, in words.
-        notes: on what was changed or is left out.
-    """
-
-    export: Export
-    weights: Weights
-    origin: str
-    notes: list[str]
-
-    def title(self, weights: Weights) -> str:
-        """Return the network, the format and the preprocessing in words; `weights` as they were read."""
-        summary = self.export.preprocessing.summary()
-        return f"{self.export.arch.name} ({weights.numerics}) to {self.export.format}: {summary}"
-
-    def write(self, path: Path, samples: Iterator[Tensor], *, fp32: Path | None = None) -> None:
-        """Write the file or folder; `samples` and `fp32` as `formats.write` takes them."""
-        export = self.export
-        about = {"names": export.options.names, "form": export.form, "calibration": samples, "fp32": fp32}
-        formats.write(export.format, path, export.model, self.weights, **about)
-
-
 def prepare(
     weights: Weights, format: str, options: ExportOptions, images: Images, gate_split: Split | None = None
-) -> PreparedExport:
+) -> Export:
     """Return the export of weights at the size and in the precision of the options."""
     preprocessing, origin = _preprocessing(weights, options.image_size)
     model, exported, notes = _network(weights, preprocessing, head=options.head)
     arch = exported.architecture
     formats.check_supported(format, arch)
     form = _program_form(exported, preprocessing, options)
-    export = Export(format, model, arch, preprocessing, form, images, gate_split, options)
-    return PreparedExport(export, exported, origin, notes + formats.caveats(format, arch))
+    notes = (*notes, *formats.caveats(format, arch))
+    return Export(format, model, exported, preprocessing, form, images, gate_split, options, origin, notes)
 
 
-def finish(prepared: PreparedExport, path: Path, out: str, progress: Progress) -> dict[str, Any]:
+def finish(export: Export, path: Path, out: str, progress: Progress) -> dict[str, Any]:
     """Read a file back that was written, compare it, and write its golden file; return what is known of it.
 
     Raises:
-        CheckFailed: it gives other outputs.
+        CheckFailed: it gives other outputs, or the gate does not accept it.
     """
-    export = prepared.export
-    facts = _checked(export, formats.read_back(export.format, path, export.form), progress)
+    options, read_back = export.options, formats.read_back(export.format, path, export.form)
+    try:
+        facts = _compared(export, read_back, progress)
+    except NotFinite as error:
+        raise failure("are not finite numbers", export) from error
+    if export.format in formats.FROM_IMAGES:
+        facts |= {"input": options.input, "precision": options.precision}
+        facts["speed"] = comparison.measured(read_back, export.model, export.preprocessing)
     if export.format == "onnx":
-        names = prepared.weights.class_names
+        facts["opset"], names = onnx.OPSET, export.weights.class_names
         facts["snippet"] = rendered("onnx_snippet.py.j2", path=out, form=export.form, names=names)
-        publish, precision = export.images.to_publish, export.options.precision
-        golden.write_golden(path, publish, export.preprocessing, precision=precision)
-        if precision == "int8":
+        golden.write_golden(path, export.images.to_publish, export.preprocessing, precision=options.precision)
+        if options.precision == "int8":
             facts["fp32_layers"] = onnx.fp32_layers(path)
     return facts | {"files": {file.name: file.stat().st_size for file in _files_at(path)}}
 
 
 def result_of(
-    prepared: PreparedExport, weights: Weights, out: str, facts: dict[str, Any], progress: Progress
+    export: Export, weights: Weights, out: str, facts: dict[str, Any], progress: Progress
 ) -> dict[str, Any]:
     """Return the object of --json, and note what its user has to know.
 
@@ -206,8 +206,8 @@ def result_of(
         weights: as they were read.
         facts: of `finish`.
     """
-    export, facts = prepared.export, dict(facts)
-    notes = prepared.notes + facts.pop("notes")
+    facts = dict(facts)
+    notes = [*export.notes, *facts.pop("notes")]
     if facts.pop("is_zero"):
         notes.append("every output is zero, as with a fresh head: their agreement proves little")
     for note in notes:
@@ -231,25 +231,6 @@ def result_of(
     }
 
 
-def _checked(export: Export, read_back: nn.Module, progress: Progress) -> dict[str, Any]:
-    """Return what the comparison says of an exported network that is read back.
-
-    Raises:
-        CheckFailed: its outputs are others, or the gate does not accept it.
-    """
-    options = export.options
-    try:
-        facts = _compared(export, read_back, progress)
-    except NotFinite as error:
-        raise _failure("are not finite numbers", export.format, export.arch) from error
-    if export.format in formats.FROM_IMAGES:
-        facts |= {"input": options.input, "precision": options.precision}
-        facts["speed"] = comparison.measured(read_back, export.model, export.preprocessing)
-    if export.format == "onnx":
-        facts["opset"] = onnx.OPSET
-    return facts
-
-
 def _compared(export: Export, read_back: nn.Module, progress: Progress) -> dict[str, Any]:
     """Judge the outputs: in fp32 they are equal but for rounding; in other precisions images decide.
 
@@ -257,16 +238,15 @@ def _compared(export: Export, read_back: nn.Module, progress: Progress) -> dict[
         CheckFailed: they differ in fp32, or the gate does not accept them.
         NotFinite: an output is not finite.
     """
-    options, images = export.options, export.images
-    both = partial(
-        comparison.outputs_of_both,
-        export.model,
-        read_back,
-        preprocessing=export.preprocessing,
-        progress=progress,
+    options, images, networks = export.options, export.images, (export.model, read_back)
+    outputs_NK, exported_NK, labels_N = comparison.outputs_of_all(
+        networks,
+        images.split,
+        export.preprocessing,
+        progress,
+        title="compare",
+        on_bad_image="skip" if images.are_held_out else "error",
     )
-    on_bad_image = "skip" if images.are_held_out else "error"
-    outputs_NK, exported_NK, labels_N = both(images.split, on_bad_image=on_bad_image)
     agreement = comparison.compare(outputs_NK, exported_NK, are_logits=export.form.kind == "classes")
     facts = {
         "num_images": agreement.num_images,
@@ -277,16 +257,17 @@ def _compared(export: Export, read_back: nn.Module, progress: Progress) -> dict[
         "notes": [],
     }
     if options.precision == "fp32":
-        _check_agreement(agreement, export.format, export.arch)
+        _check_agreement(agreement, export)
     elif not export.gate_split:
         has_classes = images.are_held_out and agreement.num_same is not None
         verdict = comparison.judge(outputs_NK, exported_NK, labels_N, max_drop=1.0) if has_classes else None
         facts["notes"].append(comparison.note_of(agreement, verdict, options.precision, images.split.name))
-    if export.gate_split:
-        verdict = comparison.judge(*both(export.gate_split), max_drop=options.max_drop)
+    if gate := export.gate_split:
+        outputs = comparison.outputs_of_all(networks, gate, export.preprocessing, progress, title="gate")
+        verdict = comparison.judge(*outputs, max_drop=options.max_drop)
         if not verdict.is_accepted:
             raise comparison.refuse(verdict)
-        facts["gate"] = {"dataset": options.gate, "split": export.gate_split.name, **verdict.as_json()}
+        facts["gate"] = {"dataset": options.gate, "split": gate.name, **verdict.as_json()}
     return facts
 
 
@@ -303,7 +284,7 @@ def as_text(result: dict[str, Any]) -> str:
     if verdict := result.get("gate"):
         images = count_of(verdict["num_images"], "image")
         gate = f"{verdict['top1_exported']:.2%} of {images}, the checkpoint {verdict['top1_checkpoint']:.2%}"
-        gate += f"; at most {verdict['highest_drop']:.2%} lost (95 %)"
+        gate += f"; at most {verdict['highest_drop']:.2%} lost ({100 * verdict['confidence']:g} %)"
     rows = [
         ("model", f"{model_text(result)}; {size_text(result['resolution'])} px"),
         ("pixels", result["preprocessing"]),
@@ -344,13 +325,13 @@ def _program_form(exported: Weights, preprocessing: Preprocessing, options: Expo
     return ProgramForm(preprocessing, kind, **of_kind, input=options.input, precision=options.precision)
 
 
-def _samples(prepared: PreparedExport, progress: Progress) -> Iterator[Tensor]:
+def _samples(export: Export, progress: Progress) -> Iterator[Tensor]:
     """Return images for the scales of int8."""
-    if prepared.export.options.precision != "int8":
+    if export.options.precision != "int8":
         return iter(())
-    split = open_for_scales(prepared.weights, prepared.export.options.calibrate)
+    split = open_for_scales(export.weights, export.options.calibrate)
     progress.note(f"scales of int8 from {count_of(len(split), 'image')} of {split.name}")
-    return images_for_scales(split, prepared.export.form)
+    return images_for_scales(split, export.form)
 
 
 def files_text(files: dict[str, int]) -> str:
@@ -363,12 +344,7 @@ def check_target(options: ExportOptions, target: Path) -> str:
     """Return the format of OUT; refuse, before any work, what cannot be written there."""
     format = formats.format_of(options.to, target, names=options.names)
     _bring_back(target)
-    _check_options(options, format, target)
-    return format
-
-
-def _check_options(options: ExportOptions, format: str, target: Path) -> None:
-    """Refuse options without effect, a path whose files would be lost, and what is not installed."""
+    # Options without effect, a path whose files would be lost, and what is not installed
     for_onnx = {"--input": options.input, "--precision": options.precision}
     changed = [name for name, value in for_onnx.items() if value not in (INPUTS[0], PRECISIONS[0])]
     allowed = {"onnx": ("--input", "--precision"), "pt2": ("--input",)}.get(format, ())
@@ -381,6 +357,7 @@ def _check_options(options: ExportOptions, format: str, target: Path) -> None:
     _check_out(target, format, options.overwrite)
     if format == "onnx":
         onnx.check_installed()
+    return format
 
 
 def _check_out(target: Path, format: str, overwrite: bool) -> None:
@@ -431,18 +408,19 @@ def _network(
     return model, exported, [f"resampled: {', '.join(report.resampled)}"] if report.resampled else []
 
 
-def _check_agreement(agreement: Agreement, format: str, arch: Architecture) -> None:
+def _check_agreement(agreement: Agreement, export: Export) -> None:
     """Refuse outputs in fp32 that differ by more than rounding does."""
     if agreement.max_rel_difference > TOLERANCE:
         difference = f"{agreement.max_difference:.2g}, relative {agreement.max_rel_difference:.2g}"
-        raise _failure(f"differ by {difference}; the tolerance is {TOLERANCE:g}", format, arch)
+        raise failure(f"differ by {difference}; the tolerance is {TOLERANCE:g}", export)
 
 
-def _failure(problem: str, format: str, arch: Architecture) -> CheckFailed:
-    reasons = "".join(f"; {caveat}" for caveat in formats.caveats(format, arch))
+def failure(problem: str, export: Export) -> CheckFailed:
+    """Return the error for a file with other outputs than the network."""
+    reasons = "".join(f"; {caveat}" for caveat in formats.caveats(export.format, export.arch))
     return CheckFailed(
-        f"the outputs of the exported {format} {problem}{reasons}",
-        where=f"--to {format}, {arch.name}",
+        f"the outputs of the exported {export.format} {problem}{reasons}",
+        where=f"--to {export.format}, {export.arch.name}",
         fix="nothing was kept; export to another format, such as safetensors, and please report it",
     )
 

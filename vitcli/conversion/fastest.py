@@ -21,20 +21,21 @@ Letters: N images, K classes.
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import NormalDist, median
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vitcli.conversion import comparison, export, fastest_text
 from vitcli.conversion.comparison import NotFinite, Verdict
-from vitcli.conversion.export import ExportOptions, PreparedExport
+from vitcli.conversion.export import Export, ExportOptions
 from vitcli.conversion.images import (
     NUM_FOR_SCALES,
     Images,
+    check_decodable,
     evenly,
     images_for_scales,
     open_for_screening,
@@ -45,8 +46,8 @@ from vitcli.conversion.images import (
 from vitcli.conversion.onnx_process import OnnxProcess
 from vitcli.data import loader
 from vitcli.data.split import Split
-from vitcli.errors import CheckFailed, VitError, WeightsError
-from vitcli.output import run_folder
+from vitcli.errors import CheckFailed, DataError, VitError, WeightsError
+from vitcli.output import plots, run_folder
 from vitcli.output.atomic import check_out
 from vitcli.output.progress import Progress
 from vitcli.output.text import count_of, first_few, short_names, size_text
@@ -61,21 +62,8 @@ MOST_DROPPED = 2  # last blocks
 FASTER = ("fp16", "int8")  # precisions that may be; int8-weights computes as fp32 does
 LEAST_GAIN = 0.05  # of latency: one that is less faster than another is hardly faster
 NUM_SCREENED, NUM_FOR_SIZE = 256, 16  # images to compare answers on; those that tell what is measured
-NOT_JUDGED = "not judged"
+REFUSED, NOT_JUDGED = "refused", "not judged"
 ENOUGH_S, NUM_MEASURED = 0.6, 3  # of measuring the latency of a candidate: seconds, times
-
-
-@dataclass(frozen=True)
-class FastestOptions:
-    """Options of `vit export --fastest` besides those of every export.
-
-    Attributes:
-        budget_ms: the largest latency of the file that is kept; None for any.
-        students: checkpoints of the same classes that are candidates too.
-    """
-
-    budget_ms: float | None = None
-    students: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -104,10 +92,6 @@ class Variation:
             parts.append(f"{depth - self.num_dropped} of {depth} blocks")
         return ", ".join(parts)
 
-    def options(self, options: ExportOptions) -> ExportOptions:
-        """Return the options of its export."""
-        return replace(options, image_size=self.image_size, precision=self.precision, gate=None)
-
 
 @dataclass
 class TriedFile:
@@ -118,7 +102,7 @@ class TriedFile:
         images_per_s, batch_size: at the batch size where it is fastest.
         agreement, divergence: of its answers with those of the checkpoint on the images of the screening:
             the fraction of equal top classes, and the mean divergence in nats.
-        why: it lost, as far as it has; `is_kept` is of one.
+        why: it lost; "" of the file that is kept.
     """
 
     candidate: Variation
@@ -133,7 +117,6 @@ class TriedFile:
     divergence: float = float("inf")
     verdict: Verdict | None = None
     why: str = ""
-    is_kept: bool = False
 
     @property
     def name(self) -> str:
@@ -163,8 +146,8 @@ class TriedFile:
             "divergence": self.divergence if was_measured else None,
             "top1": verdict.get("top1_exported"),
             "highest_drop": verdict.get("highest_drop"),
-            "on_front": self.verdict is not None or self.why.startswith(NOT_JUDGED),
-            "kept": self.is_kept,
+            "on_front": self.verdict is not None or self.why.startswith((REFUSED, NOT_JUDGED)),
+            "kept": not self.why,
             "why": self.why,
         }
 
@@ -194,12 +177,26 @@ class FastestSearch:
     baseline: OnnxNetwork | None = None
     latencies_s: list[float] = field(default_factory=list)
 
-    def prepared(self, candidate: Variation, images: Images | None = None) -> PreparedExport:
+    def prepared(self, candidate: Variation, images: Images | None = None) -> Export:
         """Return the export of a candidate, to be compared on these images if on any."""
         weights, dropped = candidate.weights, candidate.num_dropped
         weights = with_first_blocks(weights, num_blocks(weights) - dropped) if dropped else weights
-        options = candidate.options(self.options)
+        options = replace(
+            self.options, image_size=candidate.image_size, precision=candidate.precision, gate=None
+        )
         return export.prepare(weights, "onnx", options, images or Images(self.screened))
+
+    def run(self, first: Variation, students: Sequence[Variation]) -> None:
+        """Try the checkpoint, what changes one thing of it, products of what is faster, and students."""
+        self.try_all([first])
+        self.try_all(singles(first))
+        self.try_all(products(self.trials))
+        self.try_all(student for each in students for student in (each, replace(each, precision="int8")))
+        # Latencies again at other times: the machine may have been busy while one was measured
+        for _ in range(NUM_MEASURED - 1):
+            for trial in self.trials:
+                if trial.ratios:
+                    self._measure_latency(trial, OnnxNetwork(trial.path))
 
     def try_all(self, candidates: Iterable[Variation]) -> None:
         """Write, measure and compare each; one that cannot be exported has lost."""
@@ -210,10 +207,12 @@ class FastestSearch:
             try:
                 self._try(trial)
             except VitError as error:
-                if not self.baseline:
+                if trial is self.trials[0]:
                     raise
                 trial.why = f"cannot be exported: {error.message}"
-            except NotFinite:
+            except NotFinite as error:
+                if trial is self.trials[0]:
+                    raise export.failure("are not finite numbers", self.prepared(candidate)) from error
                 trial.why = "its outputs are not finite numbers"
 
     def _try(self, trial: TriedFile) -> None:
@@ -223,37 +222,31 @@ class FastestSearch:
         in_fp32 = (
             each.path for each in self.trials if each.candidate == replace(candidate, precision="fp32")
         )
-        samples = images_for_scales(evenly(self.screened, NUM_FOR_SCALES), prepared.export.form)
+        samples = images_for_scales(evenly(self.screened, NUM_FOR_SCALES), prepared.form)
         prepared.write(path, samples, fp32=next((file for file in in_fp32 if file.exists()), None))
         trial.num_bytes = sum(file.stat().st_size for file in path.parent.iterdir())
         network = OnnxNetwork(path)
         self.baseline = self.baseline or network
-        outputs_NK = self.outputs_of(trial, network, self.screened)[0]
+        outputs_NK = self.outputs_of(trial, network, self.screened)
         trial.agreement = float((outputs_NK.argmax(1) == self.outputs_NK.argmax(1)).double().mean())
         trial.divergence = comparison.divergence(self.outputs_NK, outputs_NK)
         self._measure(trial, network)
 
-    def outputs_of(self, trial: TriedFile, network: OnnxNetwork, split: Split) -> tuple[Tensor, Tensor]:
-        """Return outputs_NK of a file, in the order of the checkpoint's classes, and labels_N."""
-        preprocessing = export.preprocessing_of(trial.candidate.weights, trial.candidate.image_size)
-        outputs_NK, labels_N = comparison.outputs_of_one(
-            network, split, preprocessing, self.progress, title=trial.name
+    def outputs_of(self, trial: TriedFile, network: OnnxNetwork, split: Split) -> Tensor:
+        """Return outputs_NK of a file, in the order of the checkpoint's classes."""
+        weights = trial.candidate.weights
+        preprocessing = export.preprocessing_of(weights, trial.candidate.image_size)
+        outputs_NK, _ = comparison.outputs_of_all(
+            [network], split, preprocessing, self.progress, title=trial.name, on_bad_image="skip"
         )
-        return outputs_NK[:, order_of(trial.candidate.weights, self.weights)], labels_N
+        return outputs_NK[:, order_of(weights, self.weights)]
 
-    def measure_again(self) -> None:
-        """Measure all latencies at other times: the machine may have been busy while one was measured."""
-        for _ in range(NUM_MEASURED - 1):
-            for trial in self.trials:
-                if trial.ratios:
-                    self._measure_latency(trial, OnnxNetwork(trial.path))
-
-    def _measure_latency(self, trial: TriedFile, network: OnnxNetwork) -> float:
-        """Measure it beside the baseline; return it in seconds."""
+    def _measure_latency(self, trial: TriedFile, network: OnnxNetwork) -> None:
+        """Measure it beside the baseline."""
         assert self.baseline, "the first trial is the baseline"
         images_1HWC = (
-            _drawn(1, self._size_for(trial, network)),
-            _drawn(1, self._size_for(self.trials[0], network)),
+            comparison.drawn(1, self._size_for(trial, network)),
+            comparison.drawn(1, self._size_for(self.trials[0], network)),
         )
         sides: dict[str, Callable[[Any], Any]] = {
             "file": lambda _: network(images_1HWC[0]),
@@ -263,7 +256,6 @@ class FastestSearch:
         self.latencies_s.append(seconds["baseline"])
         trial.ratios.append(1.0 if trial is self.trials[0] else seconds["file"] / seconds["baseline"])
         trial.latency_ratio = median(trial.ratios)
-        return seconds["file"]
 
     def _size_for(self, trial: TriedFile, network: OnnxNetwork) -> tuple[int, int]:
         return self.size if network.takes_any_size else trial.candidate.image_size
@@ -271,16 +263,16 @@ class FastestSearch:
     def _measure(self, trial: TriedFile, network: OnnxNetwork) -> None:
         """Measure latency, throughput, and memory in a process of its own."""
         size = self._size_for(trial, network)
-        rates = {1: 1 / self._measure_latency(trial, network)}
-        for batch_size in comparison.BATCH_SIZES[1:]:
-            batch = comparison.medians({"file": network}, _drawn(batch_size, size))["file"]
-            rates[batch_size] = batch_size / batch
-            if batch > comparison.MOST_S:
-                break
-        trial.batch_size = max(rates, key=rates.__getitem__)
-        trial.images_per_s = rates[trial.batch_size]
-        with OnnxProcess(trial.path, num_bytes=trial.num_bytes) as process:
-            process.answers(_drawn(1, size)[0].numpy())
+        self._measure_latency(trial, network)
+        seconds = comparison.seconds_by_batch_size({"file": network}, size)["file"]
+        figures = comparison.figures(seconds)
+        trial.images_per_s, trial.batch_size = figures["images_per_s"], figures["batch_size"]
+        image_HWC = comparison.drawn(1, size)[0].numpy()
+        with (
+            suppress(VitError),  # a large image may need more than its limits
+            OnnxProcess(trial.path, num_bytes=trial.num_bytes + 4 * image_HWC.nbytes) as process,
+        ):
+            process.answers(image_HWC)
             trial.peak_memory_mb = process.peak_memory_mb()
 
     @property
@@ -289,15 +281,14 @@ class FastestSearch:
         return 1000 * median(self.latencies_s)
 
 
-def _drawn(batch_size: int, size: tuple[int, int]) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (batch_size, *size, 3), dtype=torch.uint8, generator=generator)
-
-
 def fastest(
-    ckpt: str, out: str, options: ExportOptions, asked: FastestOptions, *, quiet: bool
+    ckpt: str, out: str, options: ExportOptions, *, budget_ms: float | None, students: list[str], quiet: bool
 ) -> dict[str, Any]:
     """Export the fastest candidate of which images show that it loses at most `options.max_drop`.
+
+    Args:
+        budget_ms: the largest latency of the file that is kept; None for any.
+        students: checkpoints of the same classes that are candidates too.
 
     Raises:
         VitError: the network has no accuracy, or images are missing or too few.
@@ -309,50 +300,57 @@ def fastest(
     export.check_target(replace(options, calibrate=()), target)  # images that candidates are compared on
     check_out(figure, overwrite=options.overwrite, option="OUT")
     named = open_named(options.images, progress) if options.images else None
-    # Images to judge on, and others to compare on
+    # Images to judge on, others to screen on, and those that the file is checked on at the end
     weights = read_weights(ckpt, model_name=options.model_name, quiet=quiet)
     judged = open_for_verdict(weights, options.gate, options.split)
-    students = _students(weights, asked.students, progress)
-    z = quantile(bool(students))
+    of_students = _students(weights, students, judged, options.max_drop, progress)
+    z = quantile(bool(of_students))
     _check_enough(judged, options.max_drop, z)
     screened = open_for_screening(weights, options.calibrate, judged, most=NUM_SCREENED)
-    preprocessing = export.preprocessing_of(weights, options.image_size)
-    model = export.prepare(weights, "onnx", options, Images(screened)).export.model
-    outputs_NK, _ = comparison.outputs_of_one(model, screened, preprocessing, progress, title="checkpoint")
+    images = named or open_images(weights, judged if options.gate else None, progress, precision="int8")
+    check_decodable(images)
+    # Outputs of the checkpoint, with which candidates are compared
+    checkpoint = export.prepare(weights, "onnx", options, Images(screened))
+    outputs_NK, _ = _outputs_of(checkpoint, screened, progress, option="--calibrate FOLDER")
+    on_judged = _outputs_of(checkpoint, judged, progress, option="--gate DATA")
+    size = _median_size(screened)
     with export.temporary_folder(target) as folder:
-        size = _median_size(screened)
         search = FastestSearch(weights, options, screened, outputs_NK, size, folder, target.name, progress)
-        # Screening, then the verdict
-        first = Variation(weights, preprocessing.image_size)
-        search.try_all([first])
-        search.try_all(singles(first))
-        search.try_all(products(search.trials))
-        search.try_all(student for each in students for student in (each, replace(each, precision="int8")))
-        search.measure_again()
-        sequences = [front([trial for trial in search.trials if bool(trial.candidate.student) == is_student])
-                     for is_student in (False, True)]  # fmt: skip
-        checkpoint = comparison.outputs_of_one(model, judged, preprocessing, progress, title="checkpoint")
-        for sequence in sequences:
-            judge(sequence, search, judged, *checkpoint, z=z)
-        kept = choose(search, asked.budget_ms)
+        search.run(Variation(weights, checkpoint.preprocessing.image_size), of_students)
+        for is_student in (False, True):
+            sequence = [each for each in search.trials if bool(each.candidate.student) == is_student]
+            judge(front(sequence), search, judged, *on_judged, z=z)
+        kept = choose(search, budget_ms)
         # The file as every export leaves it
-        images = named or open_images(weights, judged if options.gate else None, progress, precision="int8")
+        assert kept.verdict, "what is kept was judged"
+        rows, verdict = [trial.as_json(search.latency_ms) for trial in search.trials], kept.verdict.as_json()
+        plots.save(kept.path.with_name(figure.name), fastest_text.front_of(rows, verdict))
         prepared = search.prepared(kept.candidate, images)
         facts = export.finish(prepared, kept.path, out, progress)
-        rows = [trial.as_json(search.latency_ms) for trial in search.trials]
-        assert kept.verdict, "what is kept was judged"
         facts |= {
             "notes": [],
-            "gate": {"dataset": options.gate, "split": judged.name, **kept.verdict.as_json()},
+            "gate": {"dataset": options.gate, "split": judged.name, **verdict},
             "candidates": rows,
             "figure": str(Path(out).with_name(figure.name)),
             "measured_on": list(size) if options.input == "images" else None,
-            "budget_ms": asked.budget_ms,
+            "budget_ms": budget_ms,
         }
-        facts["files"] |= fastest_text.write_figure(kept.path.with_name(figure.name), rows, facts["gate"])
         export.put_in_place(kept.path, target)
     result = export.result_of(prepared, kept.candidate.weights, out, facts, progress)
     return result | {"elapsed_s": time.perf_counter() - began_at}
+
+
+def _outputs_of(checkpoint: Export, split: Split, progress: Progress, *, option: str) -> list[Tensor]:
+    """Return its outputs_NK, and labels_N; `option` names other images."""
+    return comparison.outputs_of_all(
+        [checkpoint.model],
+        split,
+        checkpoint.preprocessing,
+        progress,
+        title="checkpoint",
+        on_bad_image="skip",
+        option=option,
+    )
 
 
 def quantile(has_students: bool) -> float:
@@ -375,10 +373,12 @@ def products(trials: Sequence[TriedFile]) -> list[Variation]:
               if trial.candidate == replace(first, precision=trial.candidate.precision)}  # fmt: skip
     quick = sorted((name for name, ratio in ratios.items() if ratio < 1 - LEAST_GAIN), key=ratios.__getitem__)
     sizes = smaller_sizes(first)
-    found = [replace(first, image_size=size, precision=name) for size in sizes for name in quick]
+    candidates = [replace(first, image_size=size, precision=name) for size in sizes for name in quick]
     if quick and num_blocks(first.weights) > 1:
-        found += [replace(found[0], image_size=size, num_dropped=1) for size in sizes[:2]]
-    return found
+        candidates += [
+            replace(first, image_size=size, precision=quick[0], num_dropped=1) for size in sizes[:2]
+        ]
+    return candidates
 
 
 def smaller_sizes(first: Variation) -> list[tuple[int, int]]:
@@ -398,47 +398,66 @@ def order_of(weights: Weights, reference: Weights) -> list[int]:
     return list(range(reference.architecture.num_classes))
 
 
-def _students(weights: Weights, named: Sequence[str], progress: Progress) -> list[Variation]:
+def _students(
+    weights: Weights, named: Sequence[str], judged: Split, max_drop: float, progress: Progress
+) -> list[Variation]:
     """Return those that are named, and those that were distilled from the checkpoint and stand beside it.
 
     Raises:
         WeightsError: one that is named has other classes.
     """
-    students, ckpts = [], dict.fromkeys((*named, *map(str, _distilled_from(weights.source))))
-    for ckpt, name in short_names(ckpts).items():
-        student = read_weights(ckpt, quiet=progress.is_silent)
-        names, others = (set(each.class_names or ()) for each in (weights, student))
-        if names != others or weights.architecture.num_classes != student.architecture.num_classes:
-            problem = first_few(sorted(names ^ others)) or f"{student.architecture.num_classes} of them"
+    beside = _distilled_from(weights.source)
+    enough = comparison.enough_images(max_drop, z=quantile(True))
+    if beside and not named and len(judged) < enough:
+        names = ", ".join(folder.name for folder in beside)
+        progress.note(f"note: no student is tried ({names}): with them {enough:,} labelled images are needed")
+        beside = []
+    ckpts: dict[Path, str] = {}
+    for ckpt in (*named, *map(str, beside)):
+        path = Path(ckpt).resolve()
+        ckpts.setdefault(path.parent if path.name == run_folder.WEIGHTS else path, ckpt)
+    students = []
+    for ckpt, name in short_names(ckpts.values()).items():
+        try:
+            student = read_weights(ckpt, quiet=progress.is_silent)
+            _check_classes(student, weights)
+        except VitError as error:
             if ckpt in named:
-                raise WeightsError(
-                    f"{ckpt} has other classes than {weights.source}: {problem}",
-                    where="--student",
-                    fix="leave it out, or distil it on the data of the checkpoint",
-                )
-            progress.note(f"note: the student {ckpt} has other classes, and is left out: {problem}")
+                raise
+            progress.note(f"note: the student {ckpt} is left out: {error.message}")
             continue
         size = export.preprocessing_of(student, None).image_size
         students.append(Variation(student, size, student=name))
     return students
 
 
+def _check_classes(student: Weights, weights: Weights) -> None:
+    names, others = (set(each.class_names or ()) for each in (weights, student))
+    if names != others or weights.architecture.num_classes != student.architecture.num_classes:
+        problem = first_few(sorted(names ^ others)) or f"{student.architecture.num_classes} of them"
+        raise WeightsError(
+            f"{student.source} has other classes than {weights.source}: {problem}",
+            where="--student",
+            fix="leave it out, or distil it on the data of the checkpoint",
+        )
+
+
 def _distilled_from(ckpt: str) -> list[Path]:
     """Return the run folders beside that of a checkpoint whose recipe names it as a teacher."""
-    folder = run_folder.folder_of(ckpt)
-    found = []
-    for other in sorted(folder.resolve().parent.iterdir()) if folder else ():
-        if not (other / run_folder.RECIPE).is_file() or not (other / run_folder.WEIGHTS).is_file():
-            continue
-        try:
-            distill = run_folder.recipe_of(other)[0].distill
-        except VitError:  # of another version
-            continue
-        teachers = (distill and distill.teacher) or ()
-        if any(run_folder.folder_of(name) == folder or Path(name).resolve() == folder.resolve()
-               for name in teachers):  # fmt: skip
-            found.append(other)
-    return found
+    folder, students = run_folder.folder_of(ckpt), []
+    if not folder:
+        return []
+    with suppress(OSError):  # the folder around may be another user's
+        for other in sorted(folder.resolve().parent.iterdir()):
+            with suppress(OSError, VitError):  # so may this one, or its recipe is of another version
+                if not (other / run_folder.RECIPE).is_file() or not (other / run_folder.WEIGHTS).is_file():
+                    continue
+                distill = run_folder.recipe_of(other)[0].distill
+                teachers = (distill and distill.teacher) or ()
+                if any((run_folder.folder_of(name) or Path(name)).resolve() == folder.resolve()
+                       for name in teachers):  # fmt: skip
+                    students.append(other)
+    return students
 
 
 def _check_enough(judged: Split, max_drop: float, z: float) -> None:
@@ -447,29 +466,26 @@ def _check_enough(judged: Split, max_drop: float, z: float) -> None:
     Raises:
         VitError: even without a change.
     """
-    where = "--fastest, --max-drop"
-    if not max_drop:
-        raise VitError("no number of images shows a drop of 0", where=where, fix="allow some, such as 1")
     enough = comparison.enough_images(max_drop, z=z)
     if len(judged) < enough:
         least = z**2 / (len(judged) + z**2)
         raise VitError(
             f"{count_of(len(judged), 'image')} of {judged.name} cannot show a drop of at most "
             f"{100 * max_drop:g} points: {enough:,} are needed even if no answer changes",
-            where=where,
-            fix=f"--gate DATA with more images, or --max-drop {fastest_text.points(least)}",
+            where="--fastest, --max-drop",
+            fix=f"--gate DATA with more images, or --max-drop {comparison.points(least)}",
         )
 
 
 def _median_size(split: Split) -> tuple[int, int]:
-    """Return the median height and width of some images."""
-    few, sizes = evenly(split, NUM_FOR_SIZE), []
-    for row in range(len(few)):
-        try:
-            sizes.append(loader.read_example(few, row)[0].shape[:2])
-        except VitError:
-            continue
-    heights, widths = zip(*sizes, strict=True) if sizes else ((224,), (224,))
+    """Return the median height and width of some images, of which at least one can be decoded."""
+    step, sizes = -(-len(split) // NUM_FOR_SIZE), []
+    for row in sorted(range(len(split)), key=lambda row: row % step):  # some from all of it come first
+        with suppress(DataError):
+            sizes.append(loader.read_example(split, row)[0].shape[:2])
+        if len(sizes) == NUM_FOR_SIZE:
+            break
+    heights, widths = zip(*sizes, strict=True)
     return int(median(heights)), int(median(widths))
 
 
@@ -478,13 +494,13 @@ def front(trials: Sequence[TriedFile]) -> list[TriedFile]:
     best: list[TriedFile] = []
     for trial in sorted((each for each in trials if not each.why), key=lambda each: each.latency_ratio):
         if best and trial.divergence >= best[-1].divergence:
-            trial.why = f"slower and less like it than {best[-1].name}"
+            trial.why = f"slower, and diverges more than {best[-1].name}"
         else:
             best.append(trial)
     kept: list[TriedFile] = []
     for trial in reversed(best):
         if kept and trial.latency_ratio > (1 - LEAST_GAIN) * kept[-1].latency_ratio:
-            trial.why = f"hardly faster than {kept[-1].name}, and less like it"
+            trial.why = f"less than {LEAST_GAIN:.0%} faster than {kept[-1].name}, and diverges more"
         else:
             kept.append(trial)
     return kept
@@ -501,19 +517,23 @@ def judge(
 ) -> None:
     """Judge files in their order, up to the first that is refused."""
     for number, trial in enumerate(sequence):
-        others_NK, _ = search.outputs_of(trial, OnnxNetwork(trial.path), judged)
-        max_drop = search.options.max_drop
-        trial.verdict = comparison.judge(outputs_NK, others_NK, labels_N, max_drop=max_drop, z=z)
-        if not trial.is_accepted:
-            highest = fastest_text.points(trial.verdict.highest_drop)
-            trial.why = f"refused: may lose {highest} points"
-            for other in sequence[number + 1 :]:
-                other.why = f"{NOT_JUDGED}: {trial.name} was refused"
-            return
+        try:
+            others_NK = search.outputs_of(trial, OnnxNetwork(trial.path), judged)
+        except NotFinite:
+            trial.why = f"{REFUSED}: its outputs are not finite"
+        else:
+            max_drop = search.options.max_drop
+            trial.verdict = comparison.judge(outputs_NK, others_NK, labels_N, max_drop=max_drop, z=z)
+            if trial.is_accepted:
+                continue
+            trial.why = f"{REFUSED}: may lose {comparison.points(trial.verdict.highest_drop)} points"
+        for other in sequence[number + 1 :]:
+            other.why = f"{NOT_JUDGED}: {trial.name} was refused"
+        return
 
 
 def choose(search: FastestSearch, budget_ms: float | None) -> TriedFile:
-    """Return the fastest file that is accepted, and mark it and the others.
+    """Return the fastest file that is accepted; the others get the reason why they lost.
 
     Raises:
         CheckFailed: none is, within the budget.
@@ -522,9 +542,10 @@ def choose(search: FastestSearch, budget_ms: float | None) -> TriedFile:
         (trial for trial in search.trials if trial.is_accepted), key=lambda each: each.latency_ratio
     )
     if not accepted:
-        first = search.trials[0]
-        assert first.verdict, "the slowest was judged first"
-        raise comparison.refuse(first.verdict)
+        verdicts = [trial.verdict for trial in search.trials if trial.verdict]
+        if not verdicts:
+            raise export.failure("are not finite numbers", search.prepared(search.trials[0].candidate))
+        raise comparison.refuse(verdicts[0], option="--fastest")
     kept, *others = accepted
     latency_ms = search.latency_ms * kept.latency_ratio
     if budget_ms is not None and latency_ms > budget_ms:
@@ -534,7 +555,6 @@ def choose(search: FastestSearch, budget_ms: float | None) -> TriedFile:
             where=f"--budget {budget_ms:g}ms",
             fix=f"nothing was kept; --budget {needed:.0f}ms keeps it, or allow a larger --max-drop",
         )
-    kept.is_kept = True
     for trial in others:
         trial.why = f"accepted, but {kept.name} is faster"
     return kept

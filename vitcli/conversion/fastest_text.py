@@ -1,6 +1,5 @@
 """The candidates of `vit export --fastest` as a table and as a figure."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitcli.conversion import export
-from vitcli.output import plots
 from vitcli.output.document import simple_table
 from vitcli.output.plots import BLUE, GREEN, ORANGE, STYLE
 from vitcli.output.text import count_of, pairs, size_text
 
 GREY = "#888888"
 Rows = Sequence[Mapping[str, Any]]  # `candidates` of the result
-
-
-def points(fraction: float) -> str:
-    """Return percentage points, rounded up so that they are enough."""
-    return f"{math.ceil(1000 * fraction - 1e-9) / 10:g}"
 
 
 def as_text(result: Mapping[str, Any]) -> str:
@@ -33,7 +26,7 @@ def as_text(result: Mapping[str, Any]) -> str:
     kept = next(row for row in result["candidates"] if row["kept"])
     rows = [
         ("measured", f"ms of one image {of_size}, img/s at the best batch, RAM of a process in MB"),
-        ("same", "top class of the checkpoint, on training images; top-1 on images to judge by"),
+        ("same", "top class of the checkpoint, on training images; top-1 on held-out images"),
         ("kept", f"{kept['name']}, {kept['speed_up']:.1f} times as fast as fp32 at full size"),
         ("figure", result["figure"]),
     ]
@@ -59,12 +52,6 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 def figure_path(target: Path) -> Path:
     """Return where the figure of an ONNX file is."""
     return target.with_name(f"{target.stem}.front.svg")
-
-
-def write_figure(path: Path, rows: Rows, gate: Mapping[str, Any]) -> dict[str, int]:
-    """Write the figure; return its name and its size."""
-    plots.save(path, front_of(rows, gate))
-    return {path.name: path.stat().st_size}
 
 
 def front_of(rows: Rows, gate: Mapping[str, Any]) -> Figure:

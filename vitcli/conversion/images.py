@@ -78,6 +78,16 @@ def open_images(weights: Weights, gate_split: Split | None, progress: Progress, 
     return Images(evenly(held_out, most), are_held_out=True)
 
 
+def check_decodable(images: Images) -> None:
+    """Decode all, but those of which damaged ones are left out.
+
+    Raises:
+        DataError: one cannot be decoded.
+    """
+    for row in range(0 if images.are_held_out else len(images.split)):
+        loader.read_example(images.split, row)
+
+
 def of_the_demo() -> Images:
     return Images(DataSet("demo").open(f"test[:{NUM_IMAGES}]"))
 
