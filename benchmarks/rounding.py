@@ -13,13 +13,12 @@ if they are missing:
     int8           the whole: `--precision int8`
     int8-weights   `--precision int8-weights`
 
-Speed: the quietest of laps in turn with fp32.onnx, on the threads of torch; other programs change it.
+Speed: the median of runs in turn with fp32.onnx, on the threads of torch; other programs change it.
 """
 
 import argparse
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -28,7 +27,7 @@ import numpy as np
 import onnx
 import torch
 
-from vitcli.conversion.comparison import highest_drop
+from vitcli.conversion.comparison import highest_drop, medians
 from vitcli.data import loader
 from vitcli.data.dataset import DataSet
 from vitcli.data.transforms import Preprocessing
@@ -84,15 +83,11 @@ def right(session: OnnxSession, images: np.ndarray, labels: np.ndarray) -> np.nd
 
 
 def laps(fp32: OnnxSession, session: OnnxSession, images: np.ndarray) -> tuple[float, float]:
-    """Return milliseconds of an image at the quietest, and fp32's as a multiple of them."""
-    least = [np.inf, np.inf]
-    for _ in range(20):
-        for number, each in enumerate((fp32, session)):
-            each.run("logits", images)
-            began_at = time.perf_counter()
-            each.run("logits", images)
-            least[number] = min(least[number], 1000 * (time.perf_counter() - began_at) / len(images))
-    return least[1], least[0] / least[1]
+    """Return milliseconds per image, and fp32's as a multiple of them."""
+    sides = {name: lambda _, each=each: each.run("logits", images)
+             for name, each in (("fp32", fp32), ("file", session))}  # fmt: skip
+    seconds = medians(sides, torch.empty(0), enough_s=1.0)
+    return 1000 * seconds["file"] / len(images), seconds["fp32"] / seconds["file"]
 
 
 def make(folder: Path, calibration: np.ndarray) -> None:
@@ -108,13 +103,13 @@ def make(folder: Path, calibration: np.ndarray) -> None:
     }
     for name, change in changes.items():
         if not (folder / f"{name}.onnx").exists():
-            with changed(change):
+            with mock.patch.multiple(int8, **change) if change else nullcontext():
                 began_at = time.perf_counter()
-                proto, fp32 = int8.in_8_bits(source, images)
+                proto, fp32 = int8.quantized(source, images)
                 onnx.save(proto, folder / f"{name}.onnx")
                 print(f"{name}: {time.perf_counter() - began_at:.0f} s, in fp32: {', '.join(fp32) or 'none'}")
     if not (folder / "int8-weights.onnx").exists():
-        onnx.save(int8.weights_in_8_bits(source), folder / "int8-weights.onnx")
+        onnx.save(int8.with_quantized_weights(source), folder / "int8-weights.onnx")
 
 
 rounding_of = int8.rounding_of
@@ -123,12 +118,6 @@ rounding_of = int8.rounding_of
 def plain(linear: int8.Linear, activations: int8.Activations) -> int8.Rounding:
     with mock.patch.object(int8, "WORTH_A_PRODUCT", 0.0):
         return rounding_of(replace(linear, norm=None), activations)
-
-
-@contextmanager
-def changed(change: dict) -> Iterator[None]:
-    with mock.patch.multiple(int8, **change) if change else mock.MagicMock():
-        yield
 
 
 def by_onnxruntime(source: Path, path: Path, calibration: np.ndarray) -> None:

@@ -89,7 +89,7 @@ def main() -> None:
     form = export.preprocessing_of(weights, None)
     model = load(weights)[0].eval()
     files = {"fp32": (model, form)}
-    files |= {f"{r} tokens a block": (Merging(model, r).eval(), form) for r in options.r}
+    files |= {f"{r} tokens per block": (Merging(model, r).eval(), form) for r in options.r}
     for side in options.sides:
         size = (side, side)
         files[f"{side} px"] = (

@@ -193,8 +193,8 @@ OF_FILES = {
         "tests/conversion/test_onnx_file.py::test_a_gate_is_for_weights_that_have_an_accuracy",
     ): {
         "a gate is opened for several labels": (
-            '"--gate", task_of(weights.metadata, num_classes)',
-            '"--gate", task_of({}, num_classes)',
+            "check_supports(option, task_of(weights.metadata, num_classes)",
+            "check_supports(option, task_of({}, num_classes)",
         ),
     },
     ("vitcli/conversion/images.py", "tests/conversion/test_calibration.py"): {
@@ -205,8 +205,8 @@ OF_FILES = {
         "thousands of images are compared": ("min(MAX_IMAGES, len(files))", "len(files)"),
         "scales of int8 are measured on a dozen images": ("NUM_FOR_SCALES = 128", "NUM_FOR_SCALES = 12"),
         "all images that are named are measured for int8": (
-            'and the", "--precision int8"), NUM_FOR_SCALES)',
-            'and the", "--precision int8"), 10**6)',
+            "return evenly(split, NUM_FOR_SCALES) if given",
+            "return evenly(split, 10**6) if given",
         ),
         "scales of int8 are measured on pixels that the file does not take": (
             'image_HWC if form.input == "images" else form.preprocessing(image_HWC)',

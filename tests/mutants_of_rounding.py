@@ -18,9 +18,9 @@ OF_ROUNDING = {
         "smoothing is never worth its product": ("WORTH_A_PRODUCT = 0.5", "WORTH_A_PRODUCT = 0.0"),
         "no layer falls back": ("    if roundings and now > MOST_LOSS:\n", "    if False:\n"),
         "layers fall back that lose little": ("if now <= MOST_LOSS or gains[name] < least:", "if False:"),
-        "the slowest layers fall back first": (
-            "(now - loss_without({name})) / milliseconds[name] for name",
-            "(now - loss_without({name})) * milliseconds[name] for name",
+        "the largest layers fall back first": (
+            "(now - loss_without({name})) / num_products[name] for name",
+            "(now - loss_without({name})) * num_products[name] for name",
         ),
         "the quietest layers are tried": (
             "sorted(roundings, key=lambda name: -roundings[name].noise)",
@@ -39,8 +39,8 @@ OF_ROUNDING = {
             "            axis = axes[name]\n",
         ),
         "stored weights are rounded at each run": (
-            'names, are_multiplied = [f"{name}_8_bits", f"{name}_steps"], most == MOST_OF_PRODUCTS',
-            'names, are_multiplied = [f"{name}_8_bits", f"{name}_steps"], True',
+            "    if is_multiplied:\n",
+            "    if True:\n",
         ),
     },
 }

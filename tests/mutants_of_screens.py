@@ -754,10 +754,10 @@ OF_SCREENS = {
         ),
     },
     (
-        "vitcli/distributed/runtime.py",
-        "tests/distributed/test_runtime.py::test_the_peak_memory_of_a_process_is_in_gib",
+        "vitcli/distributed/launch.py",
+        "tests/distributed/test_runtime.py::test_the_peak_memory_of_a_process_is_in_bytes",
     ): {
-        "the memory of a process is in MiB": ("return int(kib) / 2**20", "return int(kib) / 2**10"),
+        "a thousand bytes of memory are 1024": ("1024 * int(peak_kib[1])", "1000 * int(peak_kib[1])"),
     },
     (
         "vitcli/output/profile.py",

@@ -9,8 +9,9 @@ import torch
 from vitcli.conversion import images
 from vitcli.conversion.images import evenly
 from vitcli.data.dataset import DataSet
+from vitcli.data.seen_images import digests_of
 from vitcli.data.split import Split
-from vitcli.errors import DataError
+from vitcli.errors import DataError, VitError
 from vitcli.output.progress import Progress
 
 
@@ -48,7 +49,24 @@ def test_the_scales_of_int8_are_measured_on_training_images(monkeypatch, name):
     monkeypatch.setattr(images.run_folder, "recipe_of", lambda folder: (recipe, True))
     monkeypatch.setattr(images.dataset, "from_section", lambda section: DataSet(section.dataset))
 
-    assert "split train" in images.open_for_scales(SimpleNamespace(source="run"), ()).name
+    assert "split train" in images.open_for_scales(SimpleNamespace(source="run"), (), None).name
+
+
+def test_images_that_a_run_held_out_of_its_training_split_give_no_scales(photos, monkeypatch):
+    """A gate on them would be one on images of the calibration; those that are named are taken as given."""
+    recipe = SimpleNamespace(data=SimpleNamespace(dataset=str(photos), train_split="auto"))
+    monkeypatch.setattr(images.run_folder, "folder_of", lambda source: "run")
+    monkeypatch.setattr(images.run_folder, "recipe_of", lambda folder: (recipe, True))
+    monkeypatch.setattr(images.dataset, "from_section", lambda section: DataSet(section.dataset))
+    train = DataSet(str(photos)).open("train")
+    held_out = train.rows(np.arange(0, 24, 3))
+    weights = SimpleNamespace(source="run")
+
+    scales = images.open_for_scales(weights, (), held_out)
+    assert len(scales) == 16 and not np.isin(digests_of(scales), digests_of(held_out)).any()
+    assert len(images.open_for_scales(weights, [str(photos / "train")], held_out)) == 24
+    with pytest.raises(VitError, match="are among those that the verdict is based on"):
+        images.open_for_scales(weights, (), train)
 
 
 def test_they_are_given_as_the_file_takes_them_and_bad_ones_are_left_out():
@@ -84,7 +102,7 @@ def test_of_many_images_that_are_named_128_from_all_of_them_give_the_scales_and_
     def rows(split: Split) -> list[int]:
         return [place_of[split.where_is(row)] for row in range(len(split))]
 
-    scales = rows(images.open_for_scales(None, ["photos"]))
+    scales = rows(images.open_for_scales(None, ["photos"], None))
     assert len(scales) == 128 and (scales[0], scales[-1]) == (0, 399)
     progress = SimpleNamespace(note=lines.append)
     assert rows(images.open_named(["photos"], progress).split) == list(range(256))

@@ -274,7 +274,7 @@ def test_images_of_the_verdict_are_not_compared_on_first(photos):
 
     assert len(both) == len(find_images([str(photos / "train")], where="")) - 5
     assert not np.isin(*digests).any()
-    with pytest.raises(VitError, match="are among those to judge them by"):
+    with pytest.raises(VitError, match="are among those that the verdict is based on"):
         images.open_for_screening(
             weights, [str(photos / "train")], find_images([str(photos)], where=""), most=9
         )

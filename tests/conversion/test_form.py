@@ -36,7 +36,7 @@ def form_of(weights, **options):
     [
         (24, {}, ("classes", None, 0.0, 1.0)),
         (24, STORED, ("classes", 4.0, 0.0, 1.0)),
-        (24, {"several_labels": {"thresholds": [0.5] * 24}}, ("several", None, 0.0, 1.0)),
+        (24, {"several_labels": {"thresholds": [0.5] * 24}}, ("multilabel", None, 0.0, 1.0)),
         (1, AGE, ("number", None, 40.0, 12.5)),
         (0, STORED, ("features", None, 0.0, 1.0)),
     ],

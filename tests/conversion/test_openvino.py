@@ -10,7 +10,7 @@ import torch
 
 from tests.conftest import REPOSITORY, run
 from tests.conversion.test_export import to_export, vit  # noqa: F401  # a fixture
-from tests.weights.production.test_program import RULES, pictures, preprocessing_of
+from tests.weights.production.test_program import RULES, images_to_resize, preprocessing_of
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed
 from vitcli.weights import onnx
@@ -36,7 +36,7 @@ def test_without_float64_images_are_resized_to_the_same_bytes(monkeypatch):
     monkeypatch.setattr(torch, "float64", torch.float32)
     num_bytes = num_other = 0
     for rule in RULES:
-        for image_HWC in pictures(num_others=2):
+        for image_HWC in images_to_resize(num_others=2):
             found_1HWC = program.resized(torch.from_numpy(image_HWC[None].copy()), preprocessing_of(rule))
             num_other += int((found_1HWC[0].numpy() != preprocessing_of(rule)(image_HWC)).sum())
             num_bytes += found_1HWC.numel()

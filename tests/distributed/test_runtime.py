@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -355,6 +356,17 @@ def test_the_hardware_of_a_run_is_recorded_and_a_change_is_noted_once(monkeypatc
     # With --exact as many processes as one likes sit in as many machines.
     spread = {"gpus_per_machine": [1, 1], "num_processes": 4}
     assert len(notes(here | spread)) == 1 and notes(here | spread, exact=True) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells")
+def test_the_peak_memory_of_a_process_is_in_bytes():
+    code = "from vitcli.distributed.launch import peak_memory_of as peak; before = peak('self')"
+    code += "; bytes_ = bytearray(300_000_000); bytes_[::4096] = bytes(len(bytes_[::4096])); del bytes_"
+    code += "; print(peak('self') - before)"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+
+    assert int(ended.stdout) == pytest.approx(300e6, rel=0.01), ended.stderr
+    assert launch.peak_memory_of(0) is None
 
 
 def test_the_peak_memory_of_a_process_is_in_gib():

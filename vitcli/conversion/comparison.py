@@ -303,7 +303,7 @@ def _score(lost: int, gained: int, num_images: int, drop: float) -> float:
 
 
 def measured(exported: nn.Module, model: nn.Module, preprocessing: Preprocessing) -> dict[str, Any]:
-    """Return latency of one image and throughput at the best batch size, of both, with as many threads.
+    """Return latency per image and throughput at the best batch size, of both, with as many threads.
 
     The two take turns, so that a machine that slows down slows both. The first run of a turn does not count:
     threads of the other that still wait for work take the cores from it, and PyTorch twice as long.

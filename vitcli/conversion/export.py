@@ -319,7 +319,7 @@ def _program_form(exported: Weights, preprocessing: Preprocessing, options: Expo
     elif target := target_of(exported.metadata):
         kind, of_kind = "number", {"mean": target.mean, "std": target.std}
     elif exported.class_names and multilabel_of(exported.metadata, num_classes):
-        kind = "several"
+        kind = "multilabel"
     elif stored := calibration_of(exported.metadata, num_classes):
         of_kind = {"scaled": stored.scaling.scaled}
     return ProgramForm(preprocessing, kind, **of_kind, input=options.input, precision=options.precision)
@@ -329,7 +329,8 @@ def _samples(export: Export, progress: Progress) -> Iterator[Tensor]:
     """Return images for the scales of int8."""
     if export.options.precision != "int8":
         return iter(())
-    split = open_for_scales(export.weights, export.options.calibrate)
+    judged = export.gate_split or (export.images.split if export.images.are_held_out else None)
+    split = open_for_scales(export.weights, export.options.calibrate, judged)
     progress.note(f"scales of int8 from {count_of(len(split), 'image')} of {split.name}")
     return images_for_scales(split, export.form)
 

@@ -102,13 +102,18 @@ def open_labelled(dataset: str, split: str, weights: Weights) -> Split:
         VitError: the network has no accuracy: no head, several labels, or a number.
         DataError: the data cannot be read, have no labels, or other classes.
     """
-    num_classes = weights.architecture.num_classes
-    if not num_classes:
-        raise VitError("weights without a head have no accuracy", where="--gate", fix="leave it out")
-    check_supports("--gate", task_of(weights.metadata, num_classes), name=weights.source, kind=VitError)
+    _check_has_accuracy(weights, "--gate")
     keys = {"model.ckpt": weights.source, "data.dataset": dataset}
     recipe = load_for_inference(None, (), keys, command="evaluate")
     return _in_order_of_classes(open_eval_split(recipe, split, weights), weights)
+
+
+def _check_has_accuracy(weights: Weights, option: str) -> None:
+    num_classes = weights.architecture.num_classes
+    if not num_classes:
+        fix = "leave it out, or fine-tune them first: vit finetune --ckpt WEIGHTS"
+        raise VitError("weights without a head have no accuracy", where=option, fix=fix)
+    check_supports(option, task_of(weights.metadata, num_classes), name=weights.source, kind=VitError)
 
 
 def _open_held_out(weights: Weights) -> Split | None:
@@ -133,25 +138,38 @@ def _in_order_of_classes(split: Split, weights: Weights) -> Split:
     return match_class_names(split, weights.class_names, num_classes=num_classes, ckpt=weights.source)[0]
 
 
-def open_for_scales(weights: Weights, given: Sequence[str]) -> Split:
+def open_for_scales(weights: Weights, given: Sequence[str], judged: Split | None) -> Split:
     """Open the images that are given, else training images of the run that the weights are of.
+
+    Args:
+        judged: images that a verdict is based on, none of which is among those of the run.
 
     Raises:
         VitError: the weights are of no run whose data are there.
     """
-    what = "int8 needs the ranges of activations"
-    return evenly(_open_training(weights, given, f"{what}, and the", "--precision int8"), NUM_FOR_SCALES)
+    split = _open_training(
+        weights, given, "int8 needs the ranges of activations, and the", "--precision int8"
+    )
+    return evenly(split, NUM_FOR_SCALES) if given or not judged else without(split, judged, NUM_FOR_SCALES)
 
 
 def open_for_screening(weights: Weights, given: Sequence[str], judged: Split, *, most: int) -> Split:
     """Open images as `open_for_scales` does, none of which is among those that a verdict is based on."""
-    what = "candidates are compared with the checkpoint first, and the"
-    # Some are held out of a training split
-    split = evenly(_open_training(weights, given, what, "--fastest"), 2 * most)
+    reason = "candidates are compared with the checkpoint first, and the"
+    return without(_open_training(weights, given, reason, "--fastest"), judged, most)
+
+
+def without(split: Split, judged: Split, most: int) -> Split:
+    """Return at most this many rows, evenly spread, without the images of another split.
+
+    Raises:
+        VitError: there are no others.
+    """
+    split = evenly(split, 2 * most)  # some may be held out
     is_free_N = ~np.isin(digests_of(split), digests_of(judged))
     if not is_free_N.any():
         raise VitError(
-            "all images to compare candidates on are among those to judge them by",
+            f"all images of {split.name} are among those that the verdict is based on",
             where="--calibrate and --gate",
             fix="name others: --calibrate FOLDER",
         )
@@ -180,11 +198,7 @@ def open_for_verdict(weights: Weights, gate: str | None, split: str) -> Split:
     Raises:
         VitError: there are none, or the network has no accuracy.
     """
-    num_classes = weights.architecture.num_classes
-    if not num_classes:
-        message = "weights without a head have no accuracy to keep"
-        raise VitError(message, where="--fastest", fix="fine-tune them first: vit finetune --ckpt WEIGHTS")
-    check_supports("--fastest", task_of(weights.metadata, num_classes), name=weights.source, kind=VitError)
+    _check_has_accuracy(weights, "--fastest")
     if gate:
         return open_labelled(gate, split, weights)
     if held_out := _open_held_out(weights):

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from vitcli.distributed.launch import cpu_count
+from vitcli.distributed.launch import cpu_count, peak_memory_of
 from vitcli.errors import CheckFailed, VitError, is_out_of_memory, reason_of
 from vitcli.weights.production.session import SESSIONS, OnnxSession, OpenVinoSession, load_runtime
 
@@ -82,37 +82,34 @@ class OnnxProcess:
         self._process.communicate()
 
     def answers(self, image_HWC: np.ndarray) -> np.ndarray:
-        """Return what the network says of an image: probabilities_K, number_1 or features_D."""
+        """Return the outputs of the network on an image: probabilities_K, number_1 or features_D."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(image_HWC.shape).encode() + b"\n" + image_HWC.tobytes())
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended: what it has said, or has not, tells why
+            pass  # it has ended: its last message, or that there is none, tells why
         return np.array(self._next()["answers"], dtype=np.float64)
 
     def peak_memory_mb(self) -> float | None:
         """Return the largest memory of the process so far, with its libraries; None where nothing tells."""
-        try:
-            lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
-        except OSError:  # outside Linux
-            return None
-        return next((int(line.split()[1]) / 1000 for line in lines if line.startswith("VmHWM")), None)
+        num_bytes = peak_memory_of(self._process.pid)
+        return num_bytes and num_bytes / 1e6
 
     def _next(self) -> dict[str, Any]:
-        """Return the next thing that the process says."""
+        """Return the next message of the process."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.endswith(b"\n"):
             raise self._ended()
-        said = json.loads(line)
-        match said:
+        message = json.loads(line)
+        match message:
             case {"error": dict(error), "kind": str(kind)}:
                 kinds = {each.__name__: each for each in VitError.__subclasses__()}
                 raise kinds.get(kind, CheckFailed)(**error)
             case {"memory": True}:
                 raise self._too_much(f"more than {self.memory_mb:,} MB of memory")
-        return said
+        return message
 
     def _ended(self) -> CheckFailed:
         code = self._process.wait()
@@ -145,7 +142,7 @@ def answer_within(memory_mb: int, seconds: int, *, path: str, runtime: str) -> N
     images, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     try:
         session = _open_within(memory_mb, seconds, Path(path), runtime)
-        _say(answers, input_shape=session.input_shape, answer_name=session.answer_name)
+        _send(answers, input_shape=session.input_shape, answer_name=session.answer_name)
         while line := images.readline():
             shape = json.loads(line)
             pixels = images.read(int(np.prod(shape)))
@@ -161,13 +158,13 @@ def answer_within(memory_mb: int, seconds: int, *, path: str, runtime: str) -> N
                     where=path,
                     fix="export it again",
                 ) from error
-            _say(answers, answers=answers_K.tolist())
+            _send(answers, answers=answers_K.tolist())
     except Exception as error:
         causes = (error, error.__cause__)
         if any(is_out_of_memory(each) or "alloc" in str(each) for each in causes if each is not None):
-            _say(answers, memory=True)
+            _send(answers, memory=True)
         elif isinstance(error, VitError):
-            _say(answers, error=error.as_dict(), kind=type(error).__name__)
+            _send(answers, error=error.as_dict(), kind=type(error).__name__)
         else:
             raise
 
@@ -192,6 +189,6 @@ def _open_within(memory_mb: int, seconds: int, path: Path, runtime: str) -> Onnx
     return SESSIONS[runtime](path, num_threads=num_threads)
 
 
-def _say(answers: BinaryIO, /, **what: Any) -> None:
+def _send(answers: BinaryIO, /, **what: Any) -> None:
     answers.write(json.dumps(what).encode() + b"\n")
     answers.flush()

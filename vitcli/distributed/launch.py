@@ -53,6 +53,16 @@ def program() -> list[str]:
     return [sys.executable, "-P", str(Path(__file__).parents[1] / "__main__.py")]
 
 
+def peak_memory_of(process: int | str) -> int | None:
+    """Return the largest memory of a process ("self" or a number) so far, in bytes; None outside Linux."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return None
+    peak_kib = re.search(r"^VmHWM:\s*(\d+)", status, re.MULTILINE)
+    return 1024 * int(peak_kib[1]) if peak_kib else None
+
+
 def cpu_count() -> int:
     """Return the number of cores that this program may use."""
     return len(usable_cores())

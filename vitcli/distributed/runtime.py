@@ -378,20 +378,11 @@ def reset_peaks() -> None:
 
 def peak_memory() -> dict[str, float | None]:
     """Return the largest memory since the last reset, in GiB: of this process, and of its GPU."""
-    has_gpu = torch.cuda.is_available()
+    has_gpu, num_bytes = torch.cuda.is_available(), launch.peak_memory_of("self")
     return {
-        "host_peak_memory_gib": _host_peak_gib(),
+        "host_peak_memory_gib": num_bytes / 2**30 if num_bytes else _largest_resident_gib(),
         "device_peak_memory_gib": peak_memory_gib() if has_gpu else None,
     }
-
-
-def _host_peak_gib() -> float:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        kib = next(line.split()[1] for line in lines if line.startswith("VmHWM"))
-        return int(kib) / 2**20
-    except (OSError, StopIteration):  # macOS: since the process began
-        return _largest_resident_gib()
 
 
 def fits_in_memory(attempt: Callable[[], None]) -> bool:

@@ -9,7 +9,6 @@ B batch, K classes.
 import json
 from contextlib import suppress
 from functools import cached_property, partial
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +35,7 @@ from vitcli.weights import licences
 from vitcli.weights.io import digest_of, read_description, read_weights
 from vitcli.weights.load import check_same_classes, keep_head, load
 from vitcli.weights.onnx import OnnxNetwork
+from vitcli.weights.production.session import load_runtime
 
 WHERE = "recipe key distill.teacher"
 ONNX = ".onnx"
@@ -203,7 +203,7 @@ class OnnxTeacher:
         if not path.is_file():
             raise VitError(f"there is no file {name}", where=WHERE, fix="correct the path")
         self._network = OnnxNetwork(path)
-        self.digest = f"{digest_of_file(path).hex()}, onnxruntime {version('onnxruntime')}"
+        self.digest = f"{digest_of_file(path).hex()}, onnxruntime {load_runtime('onnxruntime').__version__}"
         stored = self._network.opened.session.get_modelmeta().custom_metadata_map
         try:
             rules = json.loads(stored["preprocessing"])
@@ -220,9 +220,12 @@ class OnnxTeacher:
                 fix="export it with --input pixels, or name the checkpoint that it is of",
             )
         num_outputs = self._network.opened.session.get_outputs()[0].shape[-1]
-        own = set(split.class_names or names)
         is_of_classes = self._network.answer_name == "probabilities" and "several_labels" not in stored
-        if not is_of_classes or num_outputs != split.num_classes or (names and set(names) != own):
+        if (
+            not is_of_classes
+            or num_outputs != split.num_classes
+            or (names and set(names) != {*(split.class_names or names)})
+        ):
             raise WeightsError(
                 f"{name} does not predict the classes of {split.name}",
                 where=WHERE,

@@ -58,7 +58,7 @@ def write_onnx(
     check_installed()
     import onnx
 
-    from vitcli.weights.production.int8 import in_8_bits, weights_in_8_bits
+    from vitcli.weights.production.int8 import quantized, with_quantized_weights
 
     program = FromImages(model, form).eval()
     num_bytes = sum(tensor.nbytes for tensor in program.state_dict().values())
@@ -67,7 +67,7 @@ def write_onnx(
         raise VitError(
             f"networks of {num_bytes / 1e9:.1f} GB are too large for {form.precision} in ONNX",
             where=f"--precision {form.precision}",
-            fix=f"take fp16; up to {4 * MAX_BYTES_IN_ONE_FILE / 1e9:.1f} GB it can be had",
+            fix=f"--precision fp16; {form.precision} takes up to {4 * MAX_BYTES_IN_ONE_FILE / 1e9:.1f} GB",
         )
     if fp32 and form.precision != "fp16" and not is_large:
         shutil.copy(fp32, path)
@@ -80,10 +80,10 @@ def write_onnx(
     if is_rounded:
         onnx.save(proto, path)
         if form.precision == "int8":
-            proto, names = in_8_bits(path, calibration)
+            proto, names = quantized(path, calibration)
             metadata = metadata | {FP32_LAYERS: json.dumps(names)}
         else:
-            proto = weights_in_8_bits(path)
+            proto = with_quantized_weights(path)
         for data in data_files(path):
             data.unlink()
     onnx.helper.set_model_props(proto, metadata)

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -263,6 +264,23 @@ def test_an_onnx_file_teaches_as_its_network_does(photos, plain_run, settings, t
     (tmp_path / "text.onnx").write_text("no network")
     with pytest.raises(VitError):
         OnnxTeacher(str(tmp_path / "text.onnx"), train)
+
+
+def test_a_runtime_of_another_distribution_teaches_too(photos, plain_run, tmp_path, monkeypatch):
+    """As onnxruntime-gpu, which has the module and no metadata under its name."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    file = tmp_path / "teacher.onnx"
+    assert run("export", plain_run, file, "--input", "pixels", "-q").code == 0
+    distribution = metadata.distribution
+
+    def of_another_name(name: str) -> metadata.Distribution:
+        if name == "onnxruntime":
+            raise metadata.PackageNotFoundError(name)
+        return distribution(name)
+
+    monkeypatch.setattr(metadata, "distribution", of_another_name)
+    teacher = OnnxTeacher(str(file), DataSet(str(photos)).open("train"))
+    assert teacher.digest.endswith(f", onnxruntime {onnxruntime.__version__}")
 
 
 def test_views_are_mixed_with_each_other_alone(photos, plain_run, settings):

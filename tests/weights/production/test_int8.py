@@ -86,7 +86,7 @@ def constants_of(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 def test_a_large_channel_is_smoothed_away_and_all_products_stay_in_8_bits(network, monkeypatch):
     path, calibration = network
-    proto, fp32 = int8.in_8_bits(path, calibration)
+    proto, fp32 = int8.quantized(path, calibration)
 
     assert fp32 == () and lost(proto, path) < 0.02
     operators = Counter(node.op_type for node in proto.graph.node)
@@ -95,14 +95,14 @@ def test_a_large_channel_is_smoothed_away_and_all_products_stay_in_8_bits(networ
     assert mul.input[0] == "activated"  # behind the norm smoothing costs nothing
     monkeypatch.setattr(int8, "WORTH_A_PRODUCT", 0.0)
     monkeypatch.setattr(int8, "MOST_LOSS", np.inf)
-    without, _ = int8.in_8_bits(path, calibration)
+    without, _ = int8.quantized(path, calibration)
     assert lost(without, path) > 50 * lost(proto, path)
 
 
 def test_smoothing_alone_changes_no_answer(network):
     """Weights times what their input was divided by are those of the network, but for half a step."""
     path, calibration = network
-    before, (proto, _) = constants_of(onnx.load(path)), int8.in_8_bits(path, calibration)
+    before, (proto, _) = constants_of(onnx.load(path)), int8.quantized(path, calibration)
     after = constants_of(proto)
 
     for name, s_K in (
@@ -121,8 +121,7 @@ def test_smoothing_alone_changes_no_answer(network):
 def test_a_layer_that_loses_much_stays_in_float32_and_is_named(network, monkeypatch):
     path, calibration = network
     monkeypatch.setattr(int8, "WORTH_A_PRODUCT", 0.0)
-    monkeypatch.setattr(int8, "_milliseconds", lambda *_: 1.0)
-    proto, fp32 = int8.in_8_bits(path, calibration)
+    proto, fp32 = int8.quantized(path, calibration)
 
     assert fp32 == ("blocks.0.mlp.fc2",) and lost(proto, path) < 0.02
     assert np.array_equal(constants_of(proto)["second"], constants_of(onnx.load(path))["second"])
@@ -131,7 +130,7 @@ def test_a_layer_that_loses_much_stays_in_float32_and_is_named(network, monkeypa
 def test_no_sum_of_two_products_overflows_16_bits(network):
     """As processors without VNNI add them; the weights of the head are multiplied by nothing in 8 bits."""
     path, calibration = network
-    after = constants_of(int8.in_8_bits(path, calibration)[0])
+    after = constants_of(int8.quantized(path, calibration)[0])
 
     for name in ("stem", "first", "second"):
         assert (
@@ -143,27 +142,27 @@ def test_no_sum_of_two_products_overflows_16_bits(network):
 
 def test_weights_alone_have_8_bits_wherever_the_file_has_them(network):
     path, _ = network
-    proto = int8.weights_in_8_bits(path)
+    proto = int8.with_quantized_weights(path)
 
     assert 0 < lost(proto, path) < 1e-2
     operators = Counter(node.op_type for node in proto.graph.node)
     assert (operators["Mul"], operators["QuantizeLinear"], operators["DequantizeLinear"]) == (4, 0, 0)
     large = path.with_name("large.onnx")
     onnx.save(onnx.load(path), large, save_as_external_data=True, size_threshold=1024, location="large.data")
-    from_large, expected = constants_of(int8.weights_in_8_bits(large)), constants_of(proto)
+    from_large, expected = constants_of(int8.with_quantized_weights(large)), constants_of(proto)
     assert from_large.keys() == expected.keys()
     assert all(np.array_equal(array, expected[name]) for name, array in from_large.items())
     images_of = images(8, seed=3)
-    of_both = (int8.in_8_bits(each, torch.from_numpy(images_of).split(1))[0] for each in (large, path))
+    of_both = (int8.quantized(each, torch.from_numpy(images_of).split(1))[0] for each in (large, path))
     assert lost(next(of_both), path) == lost(next(of_both), path)
     assert sorted(each.name for each in path.parent.iterdir()) == [
         "large.data", "large.onnx", "net.onnx", "other.onnx",
     ]  # fmt: skip
 
 
-def test_what_loses_most_per_millisecond_goes_back_first_until_little_is_lost():
+def test_what_loses_most_for_its_cost_goes_back_first_until_little_is_lost():
     losses = {"a": 0.03, "b": 0.5, "c": 0.3, "d": 0.004, "quiet": 0.7}
-    milliseconds = {"a": 1.0, "b": 10.0, "c": 1.0, "d": 1.0, "quiet": 100.0}
+    num_products = {"a": 1, "b": 10, "c": 1, "d": 1, "quiet": 100}
     noises = {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0, "quiet": 5.0}
     roundings = {name: int8.Rounding(0.0, 1.0, np.ones(1), noise) for name, noise in noises.items()}
 
@@ -171,11 +170,11 @@ def test_what_loses_most_per_millisecond_goes_back_first_until_little_is_lost():
         def loss_without(fp32: set[str]) -> float:
             return sum(losses[name] for name in names.split() if name not in fp32)
 
-        found = {name: roundings[name] for name in names.split()}
-        return int8.fallback(found, {name: milliseconds[name] for name in found}, loss_without)
+        named = {name: roundings[name] for name in names.split()}
+        return int8.fallback(named, {name: num_products[name] for name in named}, loss_without)
 
     assert chosen("d") == ()
-    assert chosen("b c d") == ("c",)  # b is no worse than the average of all milliseconds
+    assert chosen("b c d") == ("c",)  # b is no worse than the average of all products
     assert chosen("a c d quiet") == ("c", "a")
     assert chosen("a quiet") == ("a",)
 
@@ -198,7 +197,7 @@ def test_only_the_noisiest_layers_are_tried(monkeypatch):
         return 1.0 - 0.01 * len(fp32)
 
     roundings = {str(n): int8.Rounding(0.0, 1.0, np.ones(1), float(n)) for n in range(20)}
-    assert int8.fallback(roundings, dict.fromkeys(roundings, 1.0), loss_without) == ()
+    assert int8.fallback(roundings, dict.fromkeys(roundings, 1), loss_without) == ()
     assert tried == [set(), *({str(n)} for n in range(19, 11, -1))]
 
 

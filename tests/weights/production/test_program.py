@@ -18,7 +18,7 @@ SIZES = [(171, 233), (233, 171), (64, 64), (1, 1), (3, 400), (31, 30), (400, 500
 RULES = list(itertools.product(["short_side", "square", "none"], ["bilinear", "bicubic"], [True, False]))
 
 
-def pictures(num_others: int = 0) -> list[np.ndarray]:
+def images_to_resize(num_others: int = 0) -> list[np.ndarray]:
     """Noise, which shows every rounding, with a ramp and an edge, of these sizes and others."""
     rng, made = np.random.default_rng(0), []
     for height, width in [*SIZES, *rng.integers(1, 700, (num_others, 2)).tolist()]:
@@ -44,14 +44,14 @@ def test_the_pixels_are_those_of_vit_bit_for_bit_by_every_rule(image_size):
     for rule in RULES:
         preprocessing = preprocessing_of(rule, image_size)
         program = FromImages(nn.Identity(), ProgramForm(preprocessing, "features"))
-        for image_HWC in pictures():
+        for image_HWC in images_to_resize():
             (found,) = program(torch.from_numpy(image_HWC[None].copy()))
             assert torch.equal(found, as_vit_predict(preprocessing, image_HWC)), (rule, image_HWC.shape)
 
 
 def check_pixels(network, preprocessing):
     """Numbers of 32 bits within the program would show in one image of ten."""
-    for image_HWC in pictures(num_others=25):
+    for image_HWC in images_to_resize(num_others=25):
         expected = as_vit_predict(preprocessing, image_HWC).expand(3, -1, -1, -1)
         found = network(torch.from_numpy(image_HWC)[None].repeat(3, 1, 1, 1))
         assert torch.equal(found, expected), image_HWC.shape
@@ -88,7 +88,7 @@ ANSWERS = [
         ("logits", "probabilities"),
         (GIVEN / 2.5).softmax(1),
     ),
-    (ProgramForm(PLAIN, "several"), ("logits", "probabilities"), 1 / (1 + torch.exp(-GIVEN))),
+    (ProgramForm(PLAIN, "multilabel"), ("logits", "probabilities"), 1 / (1 + torch.exp(-GIVEN))),
     (ProgramForm(PLAIN, "number", mean=3.0, std=0.5), ("logits", "number"), GIVEN * 0.5 + 3),
     (ProgramForm(PLAIN, "features"), ("features",), GIVEN),
 ]

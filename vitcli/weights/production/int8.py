@@ -15,17 +15,15 @@ smoothing   divides the K channels of an input, and multiplies the rows of the w
                 s = max |x| ** a / max |w| ** (1 - a)
             so that one large channel does not take the precision of all others (SmoothQuant, arXiv
             2211.10438, equation 4). A layer norm takes s into its weights; else it costs one product.
-fallback    leaves layers in float32, first those that cost the most accuracy per millisecond, until the
-            outputs agree with those of float32.
+fallback    leaves layers in float32, first those that lose the most accuracy for their number of products,
+            until the outputs agree with those of float32.
 
 I images; K inputs and N outputs of a layer.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +39,7 @@ STRENGTHS = (0.5, 0.65, 0.8)  # `a`
 WORTH_A_PRODUCT = 0.5  # part of the noise that smoothing leaves at most where it costs a product
 MOST_LOSS = 0.01  # of the outputs' variance over images, at which no layer falls back
 NUM_CANDIDATES = 8  # layers that may fall back
-WORTH_ITS_TIME = 2.0  # times the mean loss per millisecond
+WORTH_ITS_COST = 2.0  # times the mean loss per product
 NUM_ROWS = 32  # of an image, in the median
 JUDGE_EVERY = 4  # of the calibration images, on which outputs are compared
 MOST_OF_PRODUCTS, MOST_STORED = 63, 127  # of weights in 8 bits: 2 * 255 * 63 is below 2 ** 15
@@ -91,12 +89,12 @@ class Rounding:
     noise: float
 
 
-def weights_in_8_bits(path: Path) -> Any:
+def with_quantized_weights(path: Path) -> Any:
     """Return an ONNX file, whose weights may be beside it, as an onnx.ModelProto with weights in 8 bits."""
     return _rewritten(path, [], {})
 
 
-def in_8_bits(path: Path, images: Iterable[Tensor]) -> tuple[Any, tuple[str, ...]]:
+def quantized(path: Path, images: Iterable[Tensor]) -> tuple[Any, tuple[str, ...]]:
     """Return an ONNX file as an onnx.ModelProto in int8, and the names of the layers that stay float32.
 
     Args:
@@ -112,33 +110,31 @@ def in_8_bits(path: Path, images: Iterable[Tensor]) -> tuple[Any, tuple[str, ...
         outputs = [session.run([proto.graph.output[0].name], {"images": image})[0] for image in judged]
         return loss(np.concatenate(outputs), exact_IN)
 
-    milliseconds = {
-        each.name: _milliseconds(activations[each.name].num_rows, *each.weights_KN.shape) for each in linears
-    }
-    fp32 = fallback(roundings, milliseconds, loss_without)
+    num_products = {each.name: activations[each.name].num_rows * each.weights_KN.size for each in linears}
+    fp32 = fallback(roundings, num_products, loss_without)
     kept = {name: rounding for name, rounding in roundings.items() if name not in fp32}
     return _rewritten(path, linears, kept), fp32
 
 
 def fallback(
     roundings: dict[str, Rounding],
-    milliseconds: dict[str, float],
+    num_products: dict[str, int],
     loss_without: Callable[[set[str]], float],
 ) -> tuple[str, ...]:
     """Return the layers that go back to float32, in the order in which they do.
 
-    Of those with the most noise, first the one whose loss, measured alone, is largest per millisecond.
+    Of those with the most noise, first the one whose loss, measured alone, is largest for its cost.
 
     Args:
-        milliseconds: of each layer in float32.
+        num_products: of numbers, of each layer on an image: its relative cost in float32.
         loss_without: of the outputs, once these layers are float32.
     """
     fp32: list[str] = []
     now = loss_without(set())
     if roundings and now > MOST_LOSS:
         candidates = sorted(roundings, key=lambda name: -roundings[name].noise)[:NUM_CANDIDATES]
-        gains = {name: (now - loss_without({name})) / milliseconds[name] for name in candidates}
-        least = WORTH_ITS_TIME * now / sum(milliseconds.values())
+        gains = {name: (now - loss_without({name})) / num_products[name] for name in candidates}
+        least = WORTH_ITS_COST * now / sum(num_products.values())
         for name in sorted(gains, key=lambda name: -gains[name]):
             if now <= MOST_LOSS or gains[name] < least:
                 break
@@ -218,12 +214,13 @@ def _name_of(product: Any, graph: Any, uses: Counter[str]) -> str:
 def _calibrated(
     path: Path, linears: list[Linear], images: Iterable[Tensor]
 ) -> tuple[dict[str, Activations], list[np.ndarray], np.ndarray]:
-    """Return what images show of each input, images to judge by, and what the file answers to these."""
+    """Return what images show of each input, images to compare on, and the outputs of the file on these."""
     proto = onnx.load(path, load_external_data=False)
     names = [proto.graph.output[0].name, *(each.input for each in linears)]
     proto.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names[1:])
     session, judged, outputs = _session(proto, path), [], []
-    shown: dict[str, list[Activations]] = {each.name: [] for each in linears}
+    shown: dict[str, list[np.ndarray]] = {each.name: [] for each in linears}
+    num_rows: dict[str, int] = {}
     for number, image_1HWC in enumerate(images):
         output_1N, *inputs = session.run(names, {"images": image_1HWC.numpy()})
         if number % JUDGE_EVERY == 0:
@@ -232,31 +229,15 @@ def _calibrated(
         for each, values in zip(linears, inputs, strict=True):
             rows_K = values.reshape(-1, values.shape[-1])
             some_K = rows_K[:: max(1, len(rows_K) // NUM_ROWS)]
-            squares_K = np.median(some_K**2, axis=0)
-            found = Activations(rows_K.min(axis=0), rows_K.max(axis=0), squares_K, len(rows_K))
-            shown[each.name].append(found)
-    of_all = {
-        name: Activations(
-            low_K=np.min([each.low_K for each in found], axis=0),
-            high_K=np.max([each.high_K for each in found], axis=0),
-            squares_K=np.mean([each.squares_K for each in found], axis=0),
-            num_rows=found[0].num_rows,
-        )
-        for name, found in shown.items()
-    }
-    return of_all, judged, np.concatenate(outputs)
-
-
-@lru_cache
-def _milliseconds(num_rows: int, num_inputs: int, num_outputs: int) -> float:
-    """Return how long a product takes in float32 on this machine, at its quietest."""
-    rows_K, weights_KN = torch.ones(num_rows, num_inputs), torch.ones(num_inputs, num_outputs)
-    laps = []
-    for _ in range(20):
-        began_at = time.perf_counter()
-        rows_K @ weights_KN
-        laps.append(time.perf_counter() - began_at)
-    return 1000 * min(laps)
+            median_K = np.median(some_K**2, axis=0)
+            shown[each.name].append(np.stack([rows_K.min(axis=0), rows_K.max(axis=0), median_K]))
+            num_rows[each.name] = len(rows_K)
+    activations = {}
+    for name, of_images in shown.items():
+        low_IK, high_IK, squares_IK = np.stack(of_images, axis=1)
+        low_K, high_K, squares_K = low_IK.min(axis=0), high_IK.max(axis=0), squares_IK.mean(axis=0)
+        activations[name] = Activations(low_K, high_K, squares_K, num_rows[name])
+    return activations, judged, np.concatenate(outputs)
 
 
 def _session(proto: Any, path: Path) -> Any:
@@ -282,14 +263,14 @@ def _rewritten(path: Path, linears: Sequence[Linear], roundings: dict[str, Round
             axis = axes.pop(name)
             if rounding is not None:
                 array = _array(constants[name], path) * rounding.smoothing_K[:, None]
-                before[name] = _in_8_bits(graph, constants[name], array, axis, MOST_OF_PRODUCTS)
+                before[name] = _stored(graph, constants[name], array, axis, is_multiplied=True)
         if rounding is not None:
             nodes, rounded = _input_nodes(graph, each, rounding, constants, path)
             before[each.weights[0]] += nodes
             inputs |= dict.fromkeys(each.weights, rounded)
     for name, axis in axes.items():
         array = _array(constants[name], path)
-        before[name] = _in_8_bits(graph, constants[name], array, axis, MOST_STORED)
+        before[name] = _stored(graph, constants[name], array, axis, is_multiplied=False)
     nodes = []
     for node in graph.node:
         weights = node.input[1] if len(node.input) > 1 else ""
@@ -340,18 +321,23 @@ def _stored_axes(graph: Any, constants: dict[str, Any]) -> dict[str, int]:
     return axes
 
 
-def _in_8_bits(graph: Any, constant: Any, array: np.ndarray, axis: int, most: int) -> list[Any]:
-    """Store weights in 8 bits under another name, and return the nodes that give them under their own."""
+def _stored(graph: Any, constant: Any, array: np.ndarray, axis: int, *, is_multiplied: bool) -> list[Any]:
+    """Store weights in 8 bits under another name, and return the nodes that give them under their own.
+
+    Args:
+        is_multiplied: in 8 bits.
+    """
+    most = MOST_OF_PRODUCTS if is_multiplied else MOST_STORED
     others = tuple(each for each in range(array.ndim) if each != axis)
     steps = np.maximum(np.abs(array).max(axis=others, keepdims=True) / most, 1e-30)
     name = constant.name
     constant.CopyFrom(
         numpy_helper.from_array(np.rint(array / steps).clip(-most, most).astype(np.int8), f"{name}_8_bits")
     )
-    names, are_multiplied = [f"{name}_8_bits", f"{name}_steps"], most == MOST_OF_PRODUCTS
-    steps = (steps.ravel() if are_multiplied else steps).astype(np.float32)
+    names = [f"{name}_8_bits", f"{name}_steps"]
+    steps = (steps.ravel() if is_multiplied else steps).astype(np.float32)
     graph.initializer.append(numpy_helper.from_array(steps, names[1]))
-    if are_multiplied:
+    if is_multiplied:
         return [helper.make_node("DequantizeLinear", names, [name], axis=axis)]
     # Computed when the file is opened; DequantizeLinear at each run, or onnxruntime rounds the input too
     cast = helper.make_node("Cast", names[:1], [f"{name}_whole"], to=onnx.TensorProto.FLOAT)

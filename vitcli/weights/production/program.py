@@ -33,7 +33,9 @@ from vitcli.data.transforms import Preprocessing
 
 INPUTS = ("images", "pixels")
 PRECISIONS = ("fp32", "fp16", "int8", "int8-weights")
-ANSWERS = {"classes": "probabilities", "several": "probabilities", "number": "number", "features": "features"}
+ANSWERS = {
+    "classes": "probabilities", "multilabel": "probabilities", "number": "number", "features": "features",
+}  # fmt: skip
 MOST_BITS = 22  # of a weight below its point
 MOST_IN_BAND = 16
 PART = 256.0  # of a weight, which does not fit into a product in float32 as a whole
@@ -45,7 +47,7 @@ class ProgramForm:
 
     Attributes:
         preprocessing: of decoded images.
-        kind: of the outputs: "classes", "several" labels, "number" or "features".
+        kind: of the outputs: "classes", "multilabel", "number" or "features".
         scaled: what calibration does to logits of classes before the softmax, if anything.
         mean, std: of the numbers of a regression.
         input: one of INPUTS.
@@ -104,7 +106,7 @@ class FromImages(nn.Module):
             case "classes":
                 scaled = self.form.scaled(outputs) if self.form.scaled else outputs
                 return outputs, torch.softmax(scaled, dim=-1)
-            case "several":
+            case "multilabel":
                 return outputs, torch.sigmoid(outputs)
             case "number":
                 return outputs, outputs * self.form.std + self.form.mean

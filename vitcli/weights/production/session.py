@@ -85,7 +85,7 @@ class OpenVinoSession:
             raise CheckFailed(
                 f"OpenVINO {openvino.__version__} does not accept the file: {reason_of(error)}",
                 where=str(path),
-                fix="update openvino, or take onnxruntime",
+                fix="update openvino, or use --runtime onnxruntime",
             ) from error
         shape = images.get_partial_shape()
         self.input_shape = tuple("?" if side.is_dynamic else side.get_length() for side in shape)
