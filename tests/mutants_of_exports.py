@@ -70,7 +70,7 @@ OF_EXPORTS = {
             'if runtime == "openvino":',
         ),
     },
-    ("vitcli/weights/onnx.py", "tests/conversion/test_openvino.py"): {
+    ("vitcli/weights/onnx.py", "tests/conversion/test_onnx_file.py"): {
         "a network is exported again for each precision": (
             'if fp32 and form.precision != "fp16" and not is_large:',
             "if False:",

@@ -5,7 +5,6 @@ import json
 import math
 import shutil
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ import torch
 from tests.conftest import run
 from tests.conversion.test_export import network, vit
 from vitcli.conversion import comparison, export, fastest, images
-from vitcli.conversion.comparison import NotFinite, Verdict, divergence, highest_drop
+from vitcli.conversion.comparison import NotFinite, divergence, highest_drop
 from vitcli.conversion.export import ExportOptions
 from vitcli.conversion.fastest import FastestSearch, TriedFile, Variation
 from vitcli.data.dataset import DataSet
@@ -58,65 +57,73 @@ def test_the_front_is_what_no_other_beats_in_steps_of_five_percent():
         kept = fastest.front(trials)
 
         unbeaten = [
-            one
-            for one in trials
-            if not any(o.latency_ratio < one.latency_ratio and o.divergence < one.divergence for o in trials)
+            a
+            for a in trials
+            if not any(b.latency_ratio < a.latency_ratio and b.divergence < a.divergence for b in trials)
         ]
-        assert {one.name for one in kept} <= {one.name for one in unbeaten}
-        assert kept[0] is max(unbeaten, key=lambda one: one.latency_ratio)
-        ratios = [one.latency_ratio for one in kept]
+        assert {each.name for each in kept} <= {each.name for each in unbeaten}
+        assert kept[0] is max(unbeaten, key=lambda each: each.latency_ratio)
+        ratios = [each.latency_ratio for each in kept]
         assert all(b <= 0.95 * a for a, b in pairwise(ratios))
-        assert all(bool(one.why) == (one not in kept) for one in trials)
-        lost = [one for one in trials if one.why.startswith("less than 5% faster")]
-        assert {one.name for one in lost} == {o.name for o in unbeaten} - {one.name for one in kept}
+        assert all(bool(each.why) == (each not in kept) for each in trials)
+        lost = [each for each in trials if each.why.startswith("less than 5% faster")]
+        assert {each.name for each in lost} == {a.name for a in unbeaten} - {each.name for each in kept}
 
 
-def drawn(rng, n: int, lost: float, gained: float) -> Verdict:
-    b, c, _ = rng.multinomial(n, [lost, gained, 1 - lost - gained]).tolist()
-    return Verdict(n, n, b, c, max_drop=0.02)
+def outputs_of(lost: int = 0, gained: int = 0) -> torch.Tensor:
+    """Return logits on 600 images, all of class 0: of the checkpoint, which has 500 right, or of a file."""
+    is_right_N = torch.arange(600) < 500
+    is_right_N[:lost], is_right_N[500 : 500 + gained] = False, True
+    return torch.eye(2)[(~is_right_N).long()]
 
 
-def test_no_file_that_loses_too_much_is_accepted_more_often_than_in_one_of_twenty_searches(monkeypatch):
+def judged(trials: list[TriedFile], *outputs: torch.Tensor | None, max_drop: float = 0.01) -> SimpleNamespace:
+    """Judge trials by their outputs, None for outputs that are not finite, and return the search."""
+
+    def outputs_of_trial(tried: TriedFile, _: object) -> torch.Tensor:
+        outputs_NK = outputs[trials.index(tried)]
+        if outputs_NK is None:
+            raise NotFinite
+        return outputs_NK
+
+    options = ExportOptions(max_drop=max_drop)
+    search = SimpleNamespace(options=options, trials=trials, outputs_of=outputs_of_trial, latency_ms=10.0)
+    search.prepared = lambda candidate: SimpleNamespace(format="onnx", arch=vit())
+    fastest.judge(trials, search, None, outputs_of(), torch.zeros(600, dtype=torch.int64), z=comparison.Z)
+    return search
+
+
+def three_trials() -> list[TriedFile]:
+    return [trial(64, 1, 0), trial(56, 0.8, 0.1), trial(48, 0.6, 0.2)]
+
+
+def test_no_file_that_loses_too_much_is_accepted_more_often_than_in_one_of_twenty_searches():
     """One candidate is good, eight lose what just is not allowed; judged one by one, any often passes."""
     rng, num_wrong, num_naive = np.random.default_rng(0), 0, 0
     for _ in range(300):
-        verdicts = [drawn(rng, 600, 0.005, 0.005), *(drawn(rng, 600, 0.04, 0.02) for _ in range(8))]
-        judge = partial(next, iter(verdicts))
-        monkeypatch.setattr(fastest.comparison, "judge", lambda *_, _judge=judge, **__: _judge())
-        monkeypatch.setattr(fastest, "OnnxNetwork", lambda path: path)
-        search = SimpleNamespace(options=ExportOptions(), outputs_of=lambda *_: None)
+        fractions = [(0.005, 0.005, 0.99), *[(0.04, 0.02, 0.94)] * 8]
+        counts = [rng.multinomial(600, each)[:2].tolist() for each in fractions]
         sequence = [trial(k, 0.9**k, 0.1 * k) for k in range(9)]
-        fastest.judge(sequence, search, None, None, None, z=comparison.Z)
+        judged(sequence, *(outputs_of(*each) for each in counts), max_drop=0.02)
 
-        accepted = [one.is_accepted for one in sequence]
+        accepted = [each.is_accepted for each in sequence]
         assert accepted == sorted(accepted, reverse=True)
         num_wrong += any(accepted[1:])
-        num_naive += any(verdict.is_accepted for verdict in verdicts[1:])
+        num_naive += any(highest_drop(*each, 600) <= 0.02 for each in counts[1:])
     assert num_wrong <= 300 * 0.05 + 2 * math.sqrt(300 * 0.05 * 0.95)
     assert num_naive > 45
 
 
-def test_a_file_whose_outputs_are_not_finite_is_refused(monkeypatch):
-    def outputs_of(tried, *_):
-        if tried.name in broken:
-            raise NotFinite
+def test_a_file_whose_outputs_are_not_finite_is_refused():
+    trials = three_trials()
+    search = judged(trials, outputs_of(), None, outputs_of())
 
-    monkeypatch.setattr(fastest.comparison, "judge", lambda *_, **__: Verdict(600, 590, 0, 0, 0.01))
-    monkeypatch.setattr(fastest, "OnnxNetwork", lambda path: path)
-    trials = [trial(64, 1, 0), trial(56, 0.8, 0.1), trial(48, 0.6, 0.2)]
-    search = SimpleNamespace(options=ExportOptions(), outputs_of=outputs_of, latency_ms=1.0, trials=trials)
-    search.prepared = lambda candidate: SimpleNamespace(format="onnx", arch=vit())
-    broken = {"fp32, 56 px"}
-    fastest.judge(trials, search, None, None, None, z=comparison.Z)
-
-    assert [one.why for one in trials[1:]] == [
+    assert [each.why for each in trials[1:]] == [
         "refused: its outputs are not finite", "not judged: fp32, 56 px was refused",
     ]  # fmt: skip
     assert fastest.choose(search, None) is trials[0]
-    trials[0].verdict, broken = None, {"fp32, 64 px"}
-    fastest.judge(trials, search, None, None, None, z=comparison.Z)
     with pytest.raises(CheckFailed, match="are not finite numbers"):
-        fastest.choose(search, None)
+        fastest.choose(judged(three_trials(), None), None)
 
 
 @pytest.mark.parametrize("error", [NotFinite(), CheckFailed("out of memory", where="", fix="")])
@@ -155,16 +162,8 @@ def test_a_file_whose_memory_cannot_be_measured_is_not_lost(monkeypatch):
     assert given == [1000 + 4 * 30 * 40 * 3]
 
 
-def test_what_follows_a_refusal_is_not_judged_and_says_so(monkeypatch):
-    verdicts = iter([Verdict(600, 590, 0, 0, 0.01), Verdict(600, 590, 9, 2, 0.01)])
-    monkeypatch.setattr(fastest.comparison, "judge", lambda *_, **__: next(verdicts))
-    monkeypatch.setattr(fastest, "OnnxNetwork", lambda path: path)
-    options = ExportOptions(max_drop=0.01)
-    search = SimpleNamespace(
-        options=options, outputs_of=lambda *_: None, latency_ms=10.0, trials=[trial(64, 1, 0)]
-    )
-    search.trials += [trial(56, 0.8, 0.1), trial(48, 0.6, 0.2)]
-    fastest.judge(search.trials, search, None, None, None, z=comparison.Z)
+def test_what_follows_a_refusal_is_not_judged_and_says_so():
+    search = judged(three_trials(), outputs_of(), outputs_of(9, 2), outputs_of())
     first, refused, last = search.trials
 
     assert (first.is_accepted, refused.is_accepted, last.verdict) == (True, False, None)
@@ -179,12 +178,9 @@ def test_what_follows_a_refusal_is_not_judged_and_says_so(monkeypatch):
 
 
 def test_the_fastest_of_the_accepted_is_kept():
-    accepted, refused = Verdict(600, 590, 0, 0, 0.01), Verdict(600, 590, 9, 2, 0.01)
-    trials = [trial(64, 1, 0), trial(56, 0.8, 0.1), trial(48, 0.6, 0.2)]
-    for one, verdict in zip(trials, (accepted, accepted, refused), strict=True):
-        one.verdict = verdict
+    trials = three_trials()
 
-    assert fastest.choose(SimpleNamespace(trials=trials, latency_ms=10.0), None) is trials[1]
+    assert fastest.choose(judged(trials, outputs_of(), outputs_of(), outputs_of(9, 2)), None) is trials[1]
     assert trials[0].why == "accepted, but fp32, 56 px is faster" and not trials[1].why
 
 

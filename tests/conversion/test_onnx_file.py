@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import run
+from tests.conversion.test_export import to_export, vit  # noqa: F401  # a fixture
 from vitcli.conversion import comparison, golden, images, onnx_process
 from vitcli.conversion import export as exports
 from vitcli.conversion.comparison import highest_drop
@@ -29,6 +30,7 @@ from vitcli.weights import formats, onnx
 from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import read_weights, write_weights_file
 from vitcli.weights.locate import DEMO_FOLDER
+from vitcli.weights.production.program import ProgramForm
 
 SHALLOW = "shallow.safetensors"
 
@@ -500,3 +502,19 @@ def test_a_process_for_an_onnx_file_writes_nothing_and_ends_in_time(monkeypatch,
     monkeypatch.setattr(onnx_process, "cpu_count", lambda: 64)
     onnx_process._open_within(100, 60, "x.onnx", "onnxruntime")
     assert opened[-1] == 8
+
+
+def test_a_file_is_quantised_from_the_one_in_fp32_that_is_there(to_export, tmp_path, monkeypatch):  # noqa: F811
+    """The same bytes come as from another export of the network, which is not made."""
+    _, model = to_export(vit(), "out.onnx", input="pixels")
+    preprocessing = Preprocessing((32, 32), "square", 1.0, "bilinear", True, (0.5, 0.4, 0.3), (0.5, 0.6, 0.7))
+    form = ProgramForm(preprocessing, "classes", input="pixels", precision="int8")
+    images = torch.randint(
+        0, 256, (4, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    onnx.write_onnx(tmp_path / "a.onnx", model, form, {}, images.split(1))
+    monkeypatch.setattr(onnx, "_exported", None)
+    onnx.write_onnx(tmp_path / "b.onnx", model, form, {}, images.split(1), tmp_path / "out.onnx")
+
+    outputs = [onnx.OnnxNetwork(tmp_path / name)(images) for name in ("a.onnx", "b.onnx")]
+    assert torch.equal(*outputs)

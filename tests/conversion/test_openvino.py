@@ -13,9 +13,7 @@ from tests.conversion.test_export import to_export, vit  # noqa: F401  # a fixtu
 from tests.weights.production.test_program import RULES, images_to_resize, preprocessing_of
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed
-from vitcli.weights import onnx
 from vitcli.weights.production import program, session
-from vitcli.weights.production.program import ProgramForm
 
 
 @pytest.mark.parametrize("resize", ["short_side", "none"])
@@ -89,19 +87,3 @@ def test_a_runtime_that_is_not_installed_is_named(to_export, tmp_path, monkeypat
         session.OpenVinoSession(tmp_path / "out.onnx", num_threads=1)
     assert "vitcli[openvino]" in error.value.fix
     assert run("export", "demo", tmp_path / "x.onnx", "--runtime", "openvino").code == 2
-
-
-def test_a_file_is_quantised_from_the_one_in_fp32_that_is_there(to_export, tmp_path, monkeypatch):  # noqa: F811
-    """The same bytes come as from another export of the network, which is not made."""
-    _, model = to_export(vit(), "out.onnx", input="pixels")
-    preprocessing = Preprocessing((32, 32), "square", 1.0, "bilinear", True, (0.5, 0.4, 0.3), (0.5, 0.6, 0.7))
-    form = ProgramForm(preprocessing, "classes", input="pixels", precision="int8")
-    images = torch.randint(
-        0, 256, (4, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
-    onnx.write_onnx(tmp_path / "a.onnx", model, form, {}, images.split(1))
-    monkeypatch.setattr(onnx, "_exported", None)
-    onnx.write_onnx(tmp_path / "b.onnx", model, form, {}, images.split(1), tmp_path / "out.onnx")
-
-    outputs = [onnx.OnnxNetwork(tmp_path / name)(images) for name in ("a.onnx", "b.onnx")]
-    assert torch.equal(*outputs)

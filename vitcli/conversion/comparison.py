@@ -110,8 +110,15 @@ def outputs_of_all(
         DataError: an image cannot be decoded, or none can.
     """
     exact = replace(preprocessing, decode="exact")  # a file cannot shrink a JPEG while it is decoded
-    settings = {"batch_size": BATCH_SIZE, "num_threads": loader.default_threads()}
-    batches = loader.eval_batches(split, exact, rank=0, world_size=1, on_bad_image=on_bad_image, **settings)
+    batches = loader.eval_batches(
+        split,
+        exact,
+        batch_size=BATCH_SIZE,
+        rank=0,
+        world_size=1,
+        on_bad_image=on_bad_image,
+        num_threads=loader.default_threads(),
+    )
     functions = [_outputs_by(network, split, exact) for network in networks]
     parts: list[list[Tensor]] = []
     progress.begin(title, total=len(split))

@@ -227,14 +227,14 @@ class FastestSearch:
         trial.num_bytes = sum(file.stat().st_size for file in path.parent.iterdir())
         network = OnnxNetwork(path)
         self.baseline = self.baseline or network
-        outputs_NK = self.outputs_of(trial, network, self.screened)
+        outputs_NK = self.outputs_of(trial, self.screened)
         trial.agreement = float((outputs_NK.argmax(1) == self.outputs_NK.argmax(1)).double().mean())
         trial.divergence = comparison.divergence(self.outputs_NK, outputs_NK)
         self._measure(trial, network)
 
-    def outputs_of(self, trial: TriedFile, network: OnnxNetwork, split: Split) -> Tensor:
+    def outputs_of(self, trial: TriedFile, split: Split) -> Tensor:
         """Return outputs_NK of a file, in the order of the checkpoint's classes."""
-        weights = trial.candidate.weights
+        weights, network = trial.candidate.weights, OnnxNetwork(trial.path)
         preprocessing = export.preprocessing_of(weights, trial.candidate.image_size)
         outputs_NK, _ = comparison.outputs_of_all(
             [network], split, preprocessing, self.progress, title=trial.name, on_bad_image="skip"
@@ -518,7 +518,7 @@ def judge(
     """Judge files in their order, up to the first that is refused."""
     for number, trial in enumerate(sequence):
         try:
-            others_NK = search.outputs_of(trial, OnnxNetwork(trial.path), judged)
+            others_NK = search.outputs_of(trial, judged)
         except NotFinite:
             trial.why = f"{REFUSED}: its outputs are not finite"
         else:

@@ -60,7 +60,7 @@ def write_golden(path: Path, split: Split, preprocessing: Preprocessing, *, prec
         "file": path.name,
         "sha256": digest_of_file(path).hex(),
         "made_by": f"vitcli {__version__}",
-        "output": network.answer_name,
+        "output": network.opened.answer_name,
         "tolerance": TOLERANCES[precision],
         "images": entries,
     }

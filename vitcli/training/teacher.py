@@ -220,7 +220,7 @@ class OnnxTeacher:
                 fix="export it with --input pixels, or name the checkpoint that it is of",
             )
         num_outputs = self._network.opened.session.get_outputs()[0].shape[-1]
-        is_of_classes = self._network.answer_name == "probabilities" and "several_labels" not in stored
+        is_of_classes = self._network.opened.answer_name == "probabilities" and "several_labels" not in stored
         if (
             not is_of_classes
             or num_outputs != split.num_classes

@@ -112,22 +112,21 @@ class OnnxNetwork(nn.Module):
     A call maps images_BHWC, uint8, to float32 logits_BK, or features_BD.
 
     Attributes:
+        opened: the session, whose errors it raises.
         takes_any_size: of images; False if they must have the size of the network.
-        answer_name: as of `OnnxSession`, whose errors it raises.
     """
 
     def __init__(self, path: Path):
         super().__init__()
         self.opened = OnnxSession(path, num_threads=torch.get_num_threads())
         self.takes_any_size = isinstance(self.opened.input_shape[1], str)
-        self.answer_name = self.opened.answer_name
 
     def forward(self, images_BHWC: Tensor) -> Tensor:
         return torch.from_numpy(self.opened.run(self.opened.output_name, images_BHWC.numpy()))
 
     def answers(self, images_BHWC: Tensor) -> Tensor:
         """Return what the network says of images, float32: probabilities_BK, number_B1 or features_BD."""
-        return torch.from_numpy(self.opened.run(self.answer_name, images_BHWC.numpy()))
+        return torch.from_numpy(self.opened.run(self.opened.answer_name, images_BHWC.numpy()))
 
 
 def _exported(program: FromImages, form: ProgramForm) -> torch.onnx.ONNXProgram:
