@@ -153,10 +153,11 @@ def test_a_file_whose_memory_cannot_be_measured_is_not_lost(monkeypatch):
     monkeypatch.setattr(fastest, "OnnxProcess", too_small)
     monkeypatch.setattr(FastestSearch, "_measure_latency", lambda *_: None)
     monkeypatch.setattr(comparison, "medians", lambda sides, images: dict.fromkeys(sides, 0.5))
-    search = FastestSearch(None, None, None, None, (30, 40), Path(), "x.onnx", Progress(quiet=True))
+    options = ExportOptions()
+    search = FastestSearch(None, options, None, None, (30, 40), Path(), "x.onnx", Progress(quiet=True))
     tried = trial(8, 1, 0)
     tried.num_bytes = 1000
-    search._measure(tried, SimpleNamespace(takes_any_size=True))
+    search._measure(tried, None)
 
     assert (tried.peak_memory_mb, tried.images_per_s, tried.batch_size) == (None, 64, 32)
     assert given == [1000 + 4 * 30 * 40 * 3]
@@ -430,7 +431,7 @@ def test_ten_sabotaged_files_are_refused_and_the_network_itself_is_accepted():
     weights = read_weights("demo")
     model = load(weights)[0].eval()
     split = DataSet("demo:pretrain").open("test[:270]")
-    preprocessing = export.preprocessing_of(weights, None)
+    preprocessing, _ = export.preprocessing_of(weights, None)
 
     breaks = sabotaged()
     networks = [model, copy.deepcopy(model), *(break_(model) for break_ in breaks.values())]

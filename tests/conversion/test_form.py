@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitcli.conversion.export import ExportOptions, _preprocessing, _program_form
+from vitcli.conversion.export import ExportOptions, _program_form, preprocessing_of
 from vitcli.conversion.images import images_for_scales
 from vitcli.data.image_files import find_images
 from vitcli.errors import DataError, WeightsError
@@ -27,7 +27,7 @@ def weights():
 
 
 def form_of(weights, **options):
-    preprocessing, _ = _preprocessing(weights, None)
+    preprocessing, _ = preprocessing_of(weights, None)
     return _program_form(weights, preprocessing, ExportOptions(**options))
 
 

@@ -255,11 +255,12 @@ def export(*, asked: ConversionOptions, printing: Printing) -> int:
     if asked.fastest:
         from vitcli.conversion import fastest, fastest_text
 
+        budget_ms = milliseconds_of(asked.budget) if asked.budget else None
         chosen = fastest.fastest(
             asked.ckpt,
             asked.out,
             export_options,
-            budget_ms=milliseconds_of(asked.budget) if asked.budget else None,
+            budget_ms=budget_ms,
             students=asked.student or [],
             quiet=quiet,
         )

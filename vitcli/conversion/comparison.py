@@ -93,7 +93,7 @@ def outputs_of_all(
     progress: Progress,
     *,
     title: str,
-    on_bad_image: str = "error",
+    on_bad_image: str = "skip",
     option: str = "--images",
 ) -> list[Tensor]:
     """Return outputs_NK of each network or exported file, then labels_N, on the CPU.
@@ -101,7 +101,7 @@ def outputs_of_all(
     Labels are -1 where there are none, or several per image.
 
     Args:
-        on_bad_image: "skip" leaves out images that cannot be decoded.
+        on_bad_image: "error", or "skip", which leaves out images that cannot be decoded.
         option: that names other images.
 
     Raises:
@@ -111,14 +111,9 @@ def outputs_of_all(
     """
     exact = replace(preprocessing, decode="exact")  # a file cannot shrink a JPEG while it is decoded
     batches = loader.eval_batches(
-        split,
-        exact,
-        batch_size=BATCH_SIZE,
-        rank=0,
-        world_size=1,
-        on_bad_image=on_bad_image,
+        split, exact, batch_size=BATCH_SIZE, rank=0, world_size=1, on_bad_image=on_bad_image,
         num_threads=loader.default_threads(),
-    )
+    )  # fmt: skip
     functions = [_outputs_by(network, split, exact) for network in networks]
     parts: list[list[Tensor]] = []
     progress.begin(title, total=len(split))

@@ -119,15 +119,9 @@ class Export:
     def write(self, path: Path, samples: Iterator[Tensor], *, fp32: Path | None = None) -> None:
         """Write the file or folder; `samples` and `fp32` as `formats.write` takes them."""
         formats.write(
-            self.format,
-            path,
-            self.model,
-            self.weights,
-            names=self.options.names,
-            form=self.form,
-            calibration=samples,
-            fp32=fp32,
-        )
+            self.format, path, self.model, self.weights, names=self.options.names, form=self.form,
+            calibration=samples, fp32=fp32,
+        )  # fmt: skip
 
 
 def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[str, Any]:
@@ -165,7 +159,7 @@ def prepare(
     weights: Weights, format: str, options: ExportOptions, images: Images, gate_split: Split | None = None
 ) -> Export:
     """Return the export of weights at the size and in the precision of the options."""
-    preprocessing, origin = _preprocessing(weights, options.image_size)
+    preprocessing, origin = preprocessing_of(weights, options.image_size)
     model, exported, notes = _network(weights, preprocessing, head=options.head)
     arch = exported.architecture
     formats.check_supported(format, arch)
@@ -240,13 +234,9 @@ def _compared(export: Export, read_back: nn.Module, progress: Progress) -> dict[
     """
     options, images, networks = export.options, export.images, (export.model, read_back)
     outputs_NK, exported_NK, labels_N = comparison.outputs_of_all(
-        networks,
-        images.split,
-        export.preprocessing,
-        progress,
-        title="compare",
+        networks, images.split, export.preprocessing, progress, title="compare",
         on_bad_image="skip" if images.are_held_out else "error",
-    )
+    )  # fmt: skip
     agreement = comparison.compare(outputs_NK, exported_NK, are_logits=export.form.kind == "classes")
     facts = {
         "num_images": agreement.num_images,
@@ -263,7 +253,9 @@ def _compared(export: Export, read_back: nn.Module, progress: Progress) -> dict[
         verdict = comparison.judge(outputs_NK, exported_NK, labels_N, max_drop=1.0) if has_classes else None
         facts["notes"].append(comparison.note_of(agreement, verdict, options.precision, images.split.name))
     if gate := export.gate_split:
-        outputs = comparison.outputs_of_all(networks, gate, export.preprocessing, progress, title="gate")
+        outputs = comparison.outputs_of_all(
+            networks, gate, export.preprocessing, progress, title="gate", on_bad_image="error"
+        )
         verdict = comparison.judge(*outputs, max_drop=options.max_drop)
         if not verdict.is_accepted:
             raise comparison.refuse(verdict)
@@ -355,42 +347,33 @@ def check_target(options: ExportOptions, target: Path) -> str:
         raise VitError("only int8 is calibrated", where="--calibrate", fix="add --precision int8")
     if options.gate and not options.head:
         raise VitError("features have no accuracy", where="--gate and --no-head", fix="leave one of them out")
-    _check_out(target, format, options.overwrite)
+    overwrite, fix = options.overwrite, "choose another name"
+    if format == "timm" and target.is_file():
+        raise VitError(f"{target} is a file", where="OUT", fix=fix)
+    if format == "timm":
+        inside = {path.name for path in target.iterdir()} if target.is_dir() else set()
+        if inside - IN_A_TIMM_FOLDER:
+            raise VitError(
+                f"{target} holds more than a timm folder does, such as {min(inside - IN_A_TIMM_FOLDER)}",
+                where="OUT",
+                fix=f"{fix}; it would be deleted, which --overwrite does not do either",
+            )
+        if inside and not overwrite:
+            fix += ", or replace it with --overwrite"
+            raise VitError(f"{target} already exists", where="OUT", fix=fix)
+        return format
+    beside = (golden.golden_path(target), *onnx.data_files(target)) if format == "onnx" else ()
+    for file in (target, *beside):
+        check_out(file, overwrite=overwrite, option="OUT", folder_error=VitError)
     if format == "onnx":
         onnx.check_installed()
     return format
 
 
-def _check_out(target: Path, format: str, overwrite: bool) -> None:
-    """Refuse, before any work, a path whose files would be lost."""
-    if format != "timm":
-        beside = (golden.golden_path(target), *onnx.data_files(target)) if format == "onnx" else ()
-        for file in (target, *beside):
-            check_out(file, overwrite=overwrite, option="OUT", folder_error=VitError)
-        return
-    fix = "choose another name"
-    if target.is_file():
-        raise VitError(f"{target} is a file", where="OUT", fix=fix)
-    inside = {path.name for path in target.iterdir()} if target.is_dir() else set()
-    if inside - IN_A_TIMM_FOLDER:
-        raise VitError(
-            f"{target} holds more than a timm folder does, such as {min(inside - IN_A_TIMM_FOLDER)}",
-            where="OUT",
-            fix=f"{fix}; it would be deleted, which --overwrite does not do either",
-        )
-    if inside and not overwrite:
-        raise VitError(f"{target} already exists", where="OUT", fix=f"{fix}, or replace it with --overwrite")
-
-
-def _preprocessing(weights: Weights, image_size: tuple[int, int] | None) -> tuple[Preprocessing, str]:
-    """Return the preprocessing that `vit evaluate` takes for these weights, and where it comes from."""
+def preprocessing_of(weights: Weights, image_size: tuple[int, int] | None) -> tuple[Preprocessing, str]:
+    """Return the preprocessing that an export of weights at this size, or their own, has, and its origin."""
     shorthands = {"data.image_size": "{}x{}".format(*image_size)} if image_size else {}
     return preprocessing_for(weights, load_for_inference(None, (), shorthands))
-
-
-def preprocessing_of(weights: Weights, image_size: tuple[int, int] | None) -> Preprocessing:
-    """Return the preprocessing that an export of weights at this size, or their own, has in it."""
-    return _preprocessing(weights, image_size)[0]
 
 
 def _network(

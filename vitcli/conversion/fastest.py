@@ -235,37 +235,35 @@ class FastestSearch:
     def outputs_of(self, trial: TriedFile, split: Split) -> Tensor:
         """Return outputs_NK of a file, in the order of the checkpoint's classes."""
         weights, network = trial.candidate.weights, OnnxNetwork(trial.path)
-        preprocessing = export.preprocessing_of(weights, trial.candidate.image_size)
+        preprocessing, _ = export.preprocessing_of(weights, trial.candidate.image_size)
         outputs_NK, _ = comparison.outputs_of_all(
-            [network], split, preprocessing, self.progress, title=trial.name, on_bad_image="skip"
+            [network], split, preprocessing, self.progress, title=trial.name
         )
         return outputs_NK[:, order_of(weights, self.weights)]
 
     def _measure_latency(self, trial: TriedFile, network: OnnxNetwork) -> None:
         """Measure it beside the baseline."""
         assert self.baseline, "the first trial is the baseline"
-        images_1HWC = (
-            comparison.drawn(1, self._size_for(trial, network)),
-            comparison.drawn(1, self._size_for(self.trials[0], network)),
+        image_1HWC, first_1HWC = (
+            comparison.drawn(1, self._size_for(each)) for each in (trial, self.trials[0])
         )
         sides: dict[str, Callable[[Any], Any]] = {
-            "file": lambda _: network(images_1HWC[0]),
-            "baseline": lambda _: self.baseline(images_1HWC[1]),
+            "file": network,
+            "baseline": lambda _: self.baseline(first_1HWC),
         }
-        seconds = comparison.medians(sides, images_1HWC[0], enough_s=ENOUGH_S)
+        seconds = comparison.medians(sides, image_1HWC, enough_s=ENOUGH_S)
         self.latencies_s.append(seconds["baseline"])
         trial.ratios.append(1.0 if trial is self.trials[0] else seconds["file"] / seconds["baseline"])
         trial.latency_ratio = median(trial.ratios)
 
-    def _size_for(self, trial: TriedFile, network: OnnxNetwork) -> tuple[int, int]:
-        return self.size if network.takes_any_size else trial.candidate.image_size
+    def _size_for(self, trial: TriedFile) -> tuple[int, int]:
+        return self.size if self.options.input == "images" else trial.candidate.image_size
 
     def _measure(self, trial: TriedFile, network: OnnxNetwork) -> None:
         """Measure latency, throughput, and memory in a process of its own."""
-        size = self._size_for(trial, network)
+        size = self._size_for(trial)
         self._measure_latency(trial, network)
-        seconds = comparison.seconds_by_batch_size({"file": network}, size)["file"]
-        figures = comparison.figures(seconds)
+        figures = comparison.figures(comparison.seconds_by_batch_size({"file": network}, size)["file"])
         trial.images_per_s, trial.batch_size = figures["images_per_s"], figures["batch_size"]
         image_HWC = comparison.drawn(1, size)[0].numpy()
         with (
@@ -343,13 +341,7 @@ def fastest(
 def _outputs_of(checkpoint: Export, split: Split, progress: Progress, *, option: str) -> list[Tensor]:
     """Return its outputs_NK, and labels_N; `option` names other images."""
     return comparison.outputs_of_all(
-        [checkpoint.model],
-        split,
-        checkpoint.preprocessing,
-        progress,
-        title="checkpoint",
-        on_bad_image="skip",
-        option=option,
+        [checkpoint.model], split, checkpoint.preprocessing, progress, title="checkpoint", option=option
     )
 
 
@@ -426,8 +418,8 @@ def _students(
                 raise
             progress.note(f"note: the student {ckpt} is left out: {error.message}")
             continue
-        size = export.preprocessing_of(student, None).image_size
-        students.append(Variation(student, size, student=name))
+        preprocessing, _ = export.preprocessing_of(student, None)
+        students.append(Variation(student, preprocessing.image_size, student=name))
     return students
 
 

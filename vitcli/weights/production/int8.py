@@ -220,7 +220,6 @@ def _calibrated(
     proto.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names[1:])
     session, judged, outputs = _session(proto, path), [], []
     shown: dict[str, list[np.ndarray]] = {each.name: [] for each in linears}
-    num_rows: dict[str, int] = {}
     for number, image_1HWC in enumerate(images):
         output_1N, *inputs = session.run(names, {"images": image_1HWC.numpy()})
         if number % JUDGE_EVERY == 0:
@@ -231,12 +230,11 @@ def _calibrated(
             some_K = rows_K[:: max(1, len(rows_K) // NUM_ROWS)]
             median_K = np.median(some_K**2, axis=0)
             shown[each.name].append(np.stack([rows_K.min(axis=0), rows_K.max(axis=0), median_K]))
-            num_rows[each.name] = len(rows_K)
     activations = {}
-    for name, of_images in shown.items():
-        low_IK, high_IK, squares_IK = np.stack(of_images, axis=1)
+    for each, values in zip(linears, inputs, strict=True):  # of the last image, which has as many rows as any
+        low_IK, high_IK, squares_IK = np.stack(shown[each.name], axis=1)
         low_K, high_K, squares_K = low_IK.min(axis=0), high_IK.max(axis=0), squares_IK.mean(axis=0)
-        activations[name] = Activations(low_K, high_K, squares_K, num_rows[name])
+        activations[each.name] = Activations(low_K, high_K, squares_K, values.size // values.shape[-1])
     return activations, judged, np.concatenate(outputs)
 
 
