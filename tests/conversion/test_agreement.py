@@ -17,19 +17,19 @@ def test_the_largest_difference_counts_in_either_direction_and_is_relative_to_th
     outputs_NK = torch.tensor([[1.0, -4.0], [2.0, 3.0]])
     exported_NK = torch.tensor([[1.5, -6.0], [2.0, 1.0]])
 
-    found = compare(outputs_NK, exported_NK, are_logits=True)
+    agreement = compare(outputs_NK, exported_NK, are_logits=True)
 
-    assert (found.max_difference, found.max_output) == (2.0, 4.0)
-    assert found.max_rel_difference == 0.5
-    assert (found.num_same, found.top1, found.num_images) == (1, 0.5, 2)
+    assert (agreement.max_difference, agreement.max_output) == (2.0, 4.0)
+    assert agreement.max_rel_difference == 0.5
+    assert (agreement.num_same, agreement.top1, agreement.num_images) == (1, 0.5, 2)
     assert compare(outputs_NK, exported_NK, are_logits=False).top1 is None
 
 
 @pytest.mark.parametrize(("exported", "difference"), [(0.0, 0.0), (1e-9, float("inf"))])
 def test_outputs_of_zero_agree_with_zero_alone(exported, difference):
-    found = compare(torch.zeros(2, 3), torch.full((2, 3), exported), are_logits=True)
+    agreement = compare(torch.zeros(2, 3), torch.full((2, 3), exported), are_logits=True)
 
-    assert found.max_rel_difference == difference
+    assert agreement.max_rel_difference == difference
 
 
 def test_images_are_decoded_whole_as_for_a_file(monkeypatch):

@@ -25,8 +25,8 @@ def test_the_size_before_the_crop_is_computed_in_whole_numbers(resize, crop_frac
     for size in ((224, 224), (160, 224)):
         preprocessing = Preprocessing(size, resize, crop_fraction, "bicubic", True, (0.5,) * 3, (0.5,) * 3)
         sides = [(227, 227), (1, 1), (1, 5000), *rng.integers(1, 6000, (200, 2)).tolist()]
-        found = [program._size_before_crop(*each, preprocessing) for each in sides]
-        assert found == [preprocessing._size_in_shape(*each) for each in sides]
+        computed = [program._size_before_crop(*each, preprocessing) for each in sides]
+        assert computed == [preprocessing._size_in_shape(*each) for each in sides]
 
 
 def test_without_float64_images_are_resized_to_the_same_bytes(monkeypatch):
@@ -35,9 +35,9 @@ def test_without_float64_images_are_resized_to_the_same_bytes(monkeypatch):
     num_bytes = num_other = 0
     for rule in RULES:
         for image_HWC in images_to_resize(num_others=2):
-            found_1HWC = program.resized(torch.from_numpy(image_HWC[None].copy()), preprocessing_of(rule))
-            num_other += int((found_1HWC[0].numpy() != preprocessing_of(rule)(image_HWC)).sum())
-            num_bytes += found_1HWC.numel()
+            resized_1HWC = program.resized(torch.from_numpy(image_HWC[None].copy()), preprocessing_of(rule))
+            num_other += int((resized_1HWC[0].numpy() != preprocessing_of(rule)(image_HWC)).sum())
+            num_bytes += resized_1HWC.numel()
     assert num_bytes > 1_000_000 and num_other < 60
 
 

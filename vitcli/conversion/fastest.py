@@ -210,24 +210,22 @@ class FastestSearch:
                 if trial is self.trials[0]:
                     raise
                 trial.why = f"cannot be exported: {error.message}"
-            except NotFinite as error:
-                if trial is self.trials[0]:
-                    raise export.failure("are not finite numbers", self.prepared(candidate)) from error
-                trial.why = "its outputs are not finite numbers"
 
     def _try(self, trial: TriedFile) -> None:
         candidate, path = trial.candidate, trial.path
         prepared = self.prepared(candidate)
         path.parent.mkdir()
-        in_fp32 = (
-            each.path for each in self.trials if each.candidate == replace(candidate, precision="fp32")
-        )
+        same = replace(candidate, precision="fp32")
+        in_fp32 = [each.path for each in self.trials if each.candidate == same and each.path.exists()]
         samples = images_for_scales(evenly(self.screened, NUM_FOR_SCALES), prepared.form)
-        prepared.write(path, samples, fp32=next((file for file in in_fp32 if file.exists()), None))
+        prepared.write(path, samples, fp32=in_fp32[0] if in_fp32 else None)
         trial.num_bytes = sum(file.stat().st_size for file in path.parent.iterdir())
         network = OnnxNetwork(path)
         self.baseline = self.baseline or network
-        outputs_NK = self.outputs_of(trial, self.screened)
+        try:
+            outputs_NK = self.outputs_of(trial, self.screened)
+        except NotFinite as error:
+            raise export.failure("are not finite numbers", prepared) from error
         trial.agreement = float((outputs_NK.argmax(1) == self.outputs_NK.argmax(1)).double().mean())
         trial.divergence = comparison.divergence(self.outputs_NK, outputs_NK)
         self._measure(trial, network)

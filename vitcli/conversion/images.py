@@ -147,16 +147,13 @@ def open_for_scales(weights: Weights, given: Sequence[str], judged: Split | None
     Raises:
         VitError: the weights are of no run whose data are there.
     """
-    split = _open_training(
-        weights, given, "int8 needs the ranges of activations, and the", "--precision int8"
-    )
+    split = _open_training(weights, given, "calibration", "--precision int8")
     return evenly(split, NUM_FOR_SCALES) if given or not judged else without(split, judged, NUM_FOR_SCALES)
 
 
 def open_for_screening(weights: Weights, given: Sequence[str], judged: Split, *, most: int) -> Split:
     """Open images as `open_for_scales` does, none of which is among those that a verdict is based on."""
-    reason = "candidates are compared with the checkpoint first, and the"
-    return without(_open_training(weights, given, reason, "--fastest"), judged, most)
+    return without(_open_training(weights, given, "the screening of candidates", "--fastest"), judged, most)
 
 
 def without(split: Split, judged: Split, most: int) -> Split:
@@ -176,14 +173,14 @@ def without(split: Split, judged: Split, most: int) -> Split:
     return evenly(split.rows(np.flatnonzero(is_free_N)), most)
 
 
-def _open_training(weights: Weights, given: Sequence[str], reason: str, option: str) -> Split:
+def _open_training(weights: Weights, given: Sequence[str], purpose: str, option: str) -> Split:
     if given:
         return find_images(given, where="--calibrate")
     folder = run_folder.folder_of(weights.source)
     recipe, is_there = run_folder.recipe_of(folder) if folder else (None, False)
     if not is_there or not recipe.data.dataset:
         raise VitError(
-            f"{reason} training images of these weights are not here",
+            f"{purpose} needs images, and the training images of these weights are not here",
             where=option,
             fix=f"--calibrate FOLDER of training images; {NUM_FOR_SCALES} are enough",
         )
@@ -204,7 +201,7 @@ def open_for_verdict(weights: Weights, gate: str | None, split: str) -> Split:
     if held_out := _open_held_out(weights):
         return held_out
     raise VitError(
-        "the accuracy of candidates is judged on labelled images, and none that the run held out are here",
+        "the accuracy of candidates needs labelled images, and no held-out images of the run are here",
         where="--fastest",
         fix="--gate DATA names images with labels that the weights were not trained on",
     )

@@ -45,16 +45,16 @@ def test_the_pixels_are_those_of_vit_bit_for_bit_by_every_rule(image_size):
         preprocessing = preprocessing_of(rule, image_size)
         program = FromImages(nn.Identity(), ProgramForm(preprocessing, "features"))
         for image_HWC in images_to_resize():
-            (found,) = program(torch.from_numpy(image_HWC[None].copy()))
-            assert torch.equal(found, as_vit_predict(preprocessing, image_HWC)), (rule, image_HWC.shape)
+            (pixels_BCHW,) = program(torch.from_numpy(image_HWC[None].copy()))
+            assert torch.equal(pixels_BCHW, as_vit_predict(preprocessing, image_HWC)), (rule, image_HWC.shape)
 
 
 def check_pixels(network, preprocessing):
     """Numbers of 32 bits within the program would show in one image of ten."""
     for image_HWC in images_to_resize(num_others=25):
         expected = as_vit_predict(preprocessing, image_HWC).expand(3, -1, -1, -1)
-        found = network(torch.from_numpy(image_HWC)[None].repeat(3, 1, 1, 1))
-        assert torch.equal(found, expected), image_HWC.shape
+        pixels_BCHW = network(torch.from_numpy(image_HWC)[None].repeat(3, 1, 1, 1))
+        assert torch.equal(pixels_BCHW, expected), image_HWC.shape
 
 
 @pytest.mark.parametrize(
