@@ -34,12 +34,41 @@ OF_EXPORTS = {
             "if True or any((run_folder.folder_of(name)",
         ),
         "a precision that is slower is multiplied": ("if ratio < 1 - LEAST_GAIN)", "if ratio < 9)"),
-        "no images are too few": ("if len(judged) < enough:", "if False:"),
+        "no images are too few": ("    if len(judged) < enough:", "    if False:"),
+        "students that nobody named make images too few": (
+            "if beside and not named and len(judged) < enough:",
+            "if False:",
+        ),
+        "a student is tried twice": ("path.parent if path.name == run_folder.WEIGHTS else path", "ckpt"),
+        "outputs that are not finite end the search": (
+            "        except NotFinite:\n",
+            "        except OSError:\n",
+        ),
+        "a file whose memory cannot be measured is lost": (
+            "suppress(VitError),  # a large image",
+            "suppress(OSError),  # a large image",
+        ),
     },
     ("vitcli/conversion/images.py", "tests/conversion/test_fastest.py"): {
         "candidates are compared on images that judge them": (
             "is_free_N = ~np.isin(digests_of(split), digests_of(judged))",
             "is_free_N = np.ones(len(split), dtype=bool)",
+        ),
+        "damaged images are found after the search": (
+            "range(0 if images.are_held_out else len(images.split))",
+            "range(0)",
+        ),
+    },
+    ("vitcli/conversion/images.py", "tests/conversion/test_calibration.py"): {
+        "a gate is on images of the calibration": ("if given or not judged else", "if True else"),
+    },
+    ("vitcli/conversion/comparison.py", "tests/conversion/test_speed.py"): {
+        "large photographs are measured in batches": ("if batch_size > 1 and", "if batch_size > 99 and"),
+    },
+    ("vitcli/conversion/comparison.py", "tests/conversion/test_gate.py"): {
+        "the advice of a search is of another level": (
+            "enough_images(verdict.max_drop, z=verdict.z)",
+            "enough_images(verdict.max_drop)",
         ),
     },
     ("vitcli/conversion/comparison.py", "tests/conversion/test_fastest.py"): {

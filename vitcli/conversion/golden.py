@@ -139,7 +139,7 @@ def check_as_text(result: dict[str, Any]) -> str:
     difference = f"{result['max_rel_difference']:.2g} of the largest output; allowed {result['tolerance']:g}"
     rows = [
         ("checked", Verbatim(result["check"])),
-        ("same answers", f"on {count_of(result['num_images'], 'image')}, by {result['runtime']}"),
+        ("same outputs", f"on {count_of(result['num_images'], 'image')}, by {result['runtime']}"),
         ("difference", difference),
         *(("note", note) for note in result["notes"]),
     ]
