@@ -74,9 +74,10 @@ OF_TEACHERS = {
     },
     ("vitcli/training/many_runs/students.py", "tests/training/many_runs/test_students.py"): {
         "the student of a teacher is delivered though it is worse": (
-            'DISTILLED if test["accepted"] else BASELINE',
-            "DISTILLED",
+            "return distilled.num_right >= baseline.num_right or not is_found_worse",
+            "return True",
         ),
+        "a loss makes up for a student that is worse": ("mcnemar_p < SIGNIFICANT or ", ""),
         "both students have the teacher": (
             'with_teacher.model_copy(update={"distill": None})',
             "with_teacher",

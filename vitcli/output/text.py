@@ -252,7 +252,9 @@ def students_text(record: dict[str, Any]) -> str:
     scores = (
         f"{percent(distilled['dev_top1'])} distilled, {percent(baseline['dev_top1'])} baseline on {images}"
     )
-    line = f"{record['delivered']} delivered: {scores}{seen} (McNemar p = {record['mcnemar_p']:.2g})"
+    losses = " and ".join(f"{each['dev_loss']:.3g}" for each in (distilled, baseline))
+    judged = f"McNemar p = {record['mcnemar_p']:.2g}, loss {losses}"
+    line = f"{record['delivered']} delivered: {scores}{seen} ({judged})"
     if (teacher := record["teacher_top1"]) is None:
         return line
     test = " and ".join(percent(each["top1"]) for each in (distilled, baseline))

@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -13,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import Outcome, run
 from vitcli import load_model
 from vitcli.output.run_folder import WEIGHTS
+from vitcli.training.many_runs.average import DevScore
+from vitcli.training.many_runs.students import is_not_worse
 from vitcli.weights.io import read_weights
 
 # Random crops of two colours: what a teacher says of them is all that a student knows of the classes.
@@ -60,6 +63,21 @@ def test_both_students_leave_the_dev_split_out_and_see_the_same_images(students)
         assert record[name]["top1"] == summary["top1"]
     texts = [(students / "arms" / name / "recipe.toml").read_text() for name in ("baseline", "distilled")]
     assert "[distill]" not in texts[0] and "[distill]" in texts[1]
+
+
+@pytest.mark.parametrize(
+    ("num_right", "loss", "p", "expected"),
+    [
+        (8, 0.5, 1.0, True),
+        (8, 0.9, 1.0, True),
+        (7, 0.4, 0.3, True),
+        (7, 0.6, 0.3, False),
+        (7, 0.4, 0.01, False),
+    ],
+)
+def test_fewer_right_images_than_the_baseline_need_a_smaller_loss(num_right, loss, p, expected):
+    baseline = DevScore(np.arange(10) < 8, 0.5)
+    assert is_not_worse(DevScore(np.arange(10) < num_right, loss), baseline, mcnemar_p=p) is expected
 
 
 def test_the_student_of_a_teacher_that_is_wrong_is_not_delivered(photos, plain_run, tmp_path):

@@ -1,8 +1,8 @@
 """The distilled student and a baseline without its teacher, of which the better is delivered.
 
 Both are ordinary resumable runs below OUT/arms, from the same start and for as many steps, without the dev
-split, which judges between them: the distilled student is delivered if it has at least as many of these
-images right (`distill.compare`). OUT is then a run folder of what is delivered.
+split, which judges between them (`distill.compare`, `is_not_worse`). OUT is then a run folder of what is
+delivered.
 """
 
 from contextlib import suppress
@@ -21,7 +21,7 @@ from vitcli.output import run_folder
 from vitcli.output.run_folder import ARMS
 from vitcli.output.summaries import TrainingSummary
 from vitcli.recipe import Recipe
-from vitcli.training.many_runs.average import DevScore, paired_test
+from vitcli.training.many_runs.average import SIGNIFICANT, DevScore, paired_test
 from vitcli.training.many_runs.runs import ManyRuns, SharedParts, Stage
 from vitcli.training.many_runs.sweep_results import plan_of_all, totals_of
 from vitcli.training.setup import RunOptions
@@ -51,6 +51,16 @@ def refuse_without_teacher(recipe: Recipe) -> None:
             where=f"{where}, recipe key {key}",
             fix="--set distill.compare=false chooses between the values alone",
         )
+
+
+def is_not_worse(distilled: DevScore, baseline: DevScore, *, mcnemar_p: float) -> bool:
+    """Return whether the distilled student is delivered.
+
+    It is if it has as many images right; and if it has fewer with a smaller loss, unless McNemar's test finds
+    it worse. A dev split is often so small that both have a few right that the other has wrong, by chance.
+    """
+    is_found_worse = mcnemar_p < SIGNIFICANT or distilled.loss >= baseline.loss
+    return distilled.num_right >= baseline.num_right or not is_found_worse
 
 
 class Students:
@@ -116,7 +126,7 @@ class Students:
             "difference": test["difference_to_best"],
             "interval": test["interval"],
             "mcnemar_p": test["mcnemar_p"],
-            "delivered": DISTILLED if test["accepted"] else BASELINE,
+            "delivered": DISTILLED if is_not_worse(*scores[::-1], mcnemar_p=test["mcnemar_p"]) else BASELINE,
         }
 
     def _score(self, path: Path, dev: Split) -> DevScore:
