@@ -120,7 +120,8 @@ def remembered(ckpt: str | None, dataset: str | None, *, keeps_head: bool = Fals
 def keys_of_student(teachers: Sequence[str], ckpt: str | None, dataset: str | None) -> dict[str, Any]:
     """Return the recipe keys of a student where nothing else says them: teachers, data, checkpoint and head.
 
-    By default it starts from the first teacher, and on the images of that run, on which it keeps its head.
+    By default it starts from the first teacher, and on the images of that run. A start that was trained on
+    these images keeps its head.
 
     Raises:
         WeightsError, VitError: there is no such teacher.
@@ -136,11 +137,10 @@ def keys_of_student(teachers: Sequence[str], ckpt: str | None, dataset: str | No
     if first and recipe and dataset is None:
         keys |= data_of_run(first) | reading_keys(recipe.data, TRAINED_ON)
         dataset = keys.get("data.dataset")
+    start = _recipe_of_run(ckpt or first)
     keys |= remembered(first, dataset, keeps_head=ckpt is None)
-    if first and ckpt is None:
-        is_same = recipe is not None and run_folder.is_data_of(recipe, dataset)
-        keys |= {"model.ckpt": first} | ({"model.head": "keep"} if is_same else {})
-    return keys
+    keys |= {"model.ckpt": first} if first and ckpt is None else {}
+    return keys | ({"model.head": "keep"} if start and run_folder.is_data_of(start, dataset) else {})
 
 
 def policy_of_run(ckpt: str | None) -> dict[str, Any]:

@@ -111,6 +111,18 @@ def test_a_student_starts_from_its_teacher_with_its_head_and_on_its_data(photos,
     assert outcome.json["num_runs"] == 2
 
 
+@pytest.mark.parametrize(("ckpt", "head"), [("a run on the same images", "keep"), ("demo", "zero")])
+def test_another_start_keeps_its_head_if_it_was_trained_on_these_images(
+    photos, plain_run, tmp_path, ckpt, head
+):
+    ckpt = ckpt if ckpt == "demo" else shutil.copytree(plain_run, tmp_path / "copy")
+    words = ("--teacher", plain_run, "--ckpt", ckpt, "--out", tmp_path / "out", *WORDS, "--dry-run")
+    outcome = run("distill", *words)
+
+    assert outcome.code == 0, outcome.err + outcome.out
+    assert f'head = "{head}"' in outcome.json["recipe"]
+
+
 def test_a_student_may_have_the_first_layers_of_a_checkpoint(photos, plain_run, tmp_path):
     words = ("finetune", "--recipe", "finetune/default", "--ckpt", "demo", "--dataset", photos, "--json",
              "-q", "--steps", 1, "--batch-size", 4, "--res", 16, "--out")  # fmt: skip
