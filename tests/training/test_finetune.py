@@ -529,7 +529,7 @@ def test_pretraining_has_a_recipe_for_any_folder_and_says_when_it_has_few_images
     outcome = run("pretrain", "--dataset", photos / "train", "--dry-run", "--json")
 
     assert outcome.json["num_examples"] == 22
-    assert "note: 22 images, 11 a class, are too few to train from scratch" in outcome.err
+    assert "note: 22 images, 11 per class, are too few to train from scratch" in outcome.err
     assert f"vit finetune --ckpt WEIGHTS --dataset {photos / 'train'}" in outcome.err
 
 

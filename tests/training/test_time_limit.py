@@ -211,11 +211,11 @@ def test_a_new_plan_is_told_with_the_speed_and_the_time_that_scoring_takes():
     clock = Clock()
     limit = a_limit(600, clock, Scoring(0, 0, 200))
     assert limit.line(6, 500, before=1_234) == (
-        "time: 500 steps instead of 1,234 for the end after 10 min (1.0 s a step)"
+        "time: 500 steps instead of 1,234 for the end after 10 min (1.0 s per step)"
     )
     limit.score_s = 0.01
     assert limit.line(6, 700, before=9) == (
-        "time: 700 steps instead of 9, as 10 min are over (1.0 s a step, 2.0 s for the final evaluation)"
+        "time: 700 steps instead of 9, as 10 min are over (1.0 s per step, 2.0 s for the final evaluation)"
     )
     odd = a_limit(1_000, Clock())
     assert "for the end after 1000 s (" in odd.line(6, 995, before=9)

@@ -25,7 +25,7 @@ class Outlook:
     """The sentence about how many labels make sense, computed draw by draw while a person looks.
 
     Attributes:
-        text: the latest sentence; "" while none can be told.
+        text: the latest sentence; "" while none can be estimated.
     """
 
     def __init__(self, features_ND: np.ndarray, groups_N: np.ndarray):
@@ -87,7 +87,7 @@ class Outlook:
 
 
 def _sentence(curve: Mapping[str, Any], num_labels: int) -> str:
-    """Return how many labels come near what ten times as many would bring; "" where that cannot be told."""
+    """Return how many labels come near what ten times as many would bring; "" where that is unknown."""
     predictions = [*curve["predictions"].values()]
     most = predictions[-1]
     if curve["too_early"] or most["high"] - most["low"] > WIDEST:

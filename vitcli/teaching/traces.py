@@ -69,7 +69,7 @@ class Pieces:
         pieces: of each kind and image: (image, kind, bytes).
 
     Attributes:
-        left_out: image and kind of those that are too short to be told from other bytes.
+        left_out: image and kind of those that are too short to be distinguished from other bytes.
     """
 
     def __init__(self, pieces: Sequence[tuple[str, str, bytes]]):

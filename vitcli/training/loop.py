@@ -269,7 +269,7 @@ class Journal:
         """Read the numbers that wait to be logged, and raise NotFiniteError if one is not finite."""
         numbers = self._waiting
         losses, self._grad_norm, loss_scale = numbers.read()
-        # The clock is asked once a step, and until it wants another plan: asked again, it would measure anew.
+        # The clock is asked once per step, until it wants another plan: asked again, it would measure anew.
         if self.state.limit and self._has_last_plan and not self.is_plan_due:
             self.is_plan_due = self.state.limit.misses(self.state.step, self.settings.plan.total_steps)
         losses = self.agree(losses)

@@ -241,7 +241,7 @@ def too_few(command: str, recipe: Recipe, train_split: Split) -> list[str]:
         or count >= MANY_PER_CLASS * num_classes
     ):
         return []
-    images = f"{count} images, {count / num_classes:.0f} a class,"
+    images = f"{count} images, {count / num_classes:.0f} per class,"
     instead = f"vit finetune --ckpt WEIGHTS --dataset {shlex.quote(recipe.data.dataset)}"
     return [f"note: {images} are too few to train from scratch; {instead} starts from trained weights"]
 

@@ -307,7 +307,7 @@ def paired_test(score: DevScore, runs: Sequence[DevScore]) -> dict[str, Any]:
     """Return how an average compares with its runs on the dev split, and whether it is accepted.
 
     It is, if it has at least as many images right as the runs have in the mean, and McNemar's test does not
-    find it worse than the best of them, which was selected on the same images and so is flattered.
+    find it worse than the best of them, which was selected on the same images and so is biased.
     """
     best = runs[best_run(runs)]
     only_best = int((best.is_right_N & ~score.is_right_N).sum())

@@ -175,7 +175,7 @@ class CrossValidation:
     def _frozen_scores(self) -> dict[str, Any] | None:
         """Return the accuracy of frozen features in closed form over these folds, and over random ones.
 
-        Their difference is what a random split flatters by. None without groups.
+        Their difference is the bias of a random split. None without groups.
         """
         folded = self._folded
         if folded.random_folds_N is None or folded.train.is_multilabel:

@@ -111,7 +111,7 @@ class TimeLimit:
         self._scored_s += seconds
 
     def misses(self, step: int, total_steps: int) -> bool:
-        """Return whether a run of `total_steps` would not end on time; measured once a step, after `step`."""
+        """Return whether a run of `total_steps` would not end on time, measured after each `step`."""
         if not self.is_main:
             return False
         if self._first is None:
@@ -163,7 +163,7 @@ class TimeLimit:
         limit, end_s = duration(self.limit_s), self._end_s(step, total_steps)
         limit = limit if self.limit_s % 60 == 0 else f"{self.limit_s:.0f} s"
         was = f"instead of {before:,}"
-        speed = f"{duration(self._step_s)} a step"
+        speed = f"{duration(self._step_s)} per step"
         if self.scoring.num_final * self.score_s >= 0.1:
             speed += f", {duration(self.scoring.num_final * self.score_s)} for the final evaluation"
         is_on_time = end_s <= (1 + LATE) * self.limit_s
