@@ -15,7 +15,7 @@ import torch
 
 from tests.conftest import run
 from tests.conversion.test_export import network, vit
-from vitcli.conversion import comparison, export, fastest, images
+from vitcli.conversion import comparison, export, fastest, fastest_text, images
 from vitcli.conversion.comparison import NotFinite, divergence, highest_drop
 from vitcli.conversion.export import ExportOptions
 from vitcli.conversion.fastest import FastestSearch, TriedFile, Variation
@@ -505,3 +505,18 @@ def test_the_file_that_is_kept_is_an_export_and_all_others_are_named_with_a_reas
     refused = run("export", shallow, out, *words)
     assert refused.code == 8 and "nothing was kept; --budget" in refused.err
     assert out.read_bytes() == before and len([*tmp_path.iterdir()]) == 3
+
+
+def test_the_front_of_students_is_a_line_of_its_own():
+    """Divergence tells little about a student, so it neither beats nor continues the front of the checkpoint."""
+    places = [("run", 30.0, 1e-6), ("run", 20.0, 0.01), ("student", 15.0, 0.2), ("run", 10.0, 1.0)]
+    rows = [
+        {"name": "x", "ckpt": ckpt, "latency_ms": ms, "divergence": nats, "top1": None, "on_front": True,
+         "kept": False}
+        for ckpt, ms, nats in places
+    ]  # fmt: skip
+    figure = fastest_text.front_of(rows, {"top1_checkpoint": 0.9, "max_drop": 0.01, "num_images": 500})
+
+    lines = {line.get_label(): list(line.get_xdata()) for line in figure.axes[0].get_lines()}
+    assert lines["Pareto front"] == [10.0, 20.0, 30.0]
+    assert lines["Pareto front of students"] == [15.0]

@@ -64,13 +64,17 @@ def front_of(rows: Rows, gate: Mapping[str, Any]) -> Figure:
         # All candidates, and those that none beats
         least = min((row["divergence"] for row in measured if row["divergence"] > 1e-9), default=1e-9) / 3
         places = [(row["latency_ms"], max(row["divergence"], least)) for row in measured]
-        front = [place for row, place in zip(measured, places, strict=True) if row["on_front"]]
-        screening.plot(*zip(*front, strict=True), color=BLUE, lw=0.9, zorder=0, label="Pareto front")
+        for is_student, label in ((False, "Pareto front"), (True, "Pareto front of students")):
+            front = [place for row, place in zip(measured, places, strict=True)
+                     if row["on_front"] and (row["ckpt"] != rows[0]["ckpt"]) == is_student]  # fmt: skip
+            if front:
+                look = {"color": BLUE, "lw": 0.9, "zorder": 0, "ls": ":" if is_student else "-"}
+                screening.plot(*zip(*front, strict=True), label=label, **look)
         for row, place in zip(measured, places, strict=True):
             colour = GREEN if row["kept"] else BLUE if row["on_front"] else GREY
             screening.plot(*place, "*" if row["kept"] else "o", color=colour, ms=11 if row["kept"] else 5)
             if row["on_front"]:
-                _name(screening, row, place, colour)
+                _name(screening, row, place, colour, is_below=row["ckpt"] != rows[0]["ckpt"])
         screening.set(yscale="log", xlabel="latency of one image (ms)", ylabel="divergence (nats)")
         screening.set_title(f"compared on training images: {count_of(len(measured), 'file')}", fontsize=9)
         screening.margins(x=0.15)
@@ -93,6 +97,9 @@ def front_of(rows: Rows, gate: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _name(axes: Axes, row: Mapping[str, Any], place: tuple[float, float], colour: str) -> None:
-    look = {"xytext": (5, 3), "textcoords": "offset points", "fontsize": 6, "color": colour}
+def _name(
+    axes: Axes, row: Mapping[str, Any], place: tuple[float, float], colour: str, *, is_below: bool = False
+) -> None:
+    offset = (5, -18) if is_below else (5, 3)
+    look = {"xytext": offset, "textcoords": "offset points", "fontsize": 6, "color": colour}
     axes.annotate(row["name"].replace(", ", "\n", 1), place, **look)
