@@ -508,7 +508,7 @@ def test_the_file_that_is_kept_is_an_export_and_all_others_are_named_with_a_reas
 
 
 def test_the_front_of_students_is_a_line_of_its_own():
-    """Divergence tells little about a student, so it neither beats nor continues the front of the checkpoint."""
+    """Divergence tells little about a student, and neither beats nor continues the front of the run."""
     places = [("run", 30.0, 1e-6), ("run", 20.0, 0.01), ("student", 15.0, 0.2), ("run", 10.0, 1.0)]
     rows = [
         {"name": "x", "ckpt": ckpt, "latency_ms": ms, "divergence": nats, "top1": None, "on_front": True,
