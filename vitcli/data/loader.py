@@ -40,14 +40,12 @@ class Batch:
         labels_B: (B,) int64; (B, M) padded with -1 if images have several labels, (B,) float64 of numbers.
         rows_B: (B,) int64, the rows of the split.
         skipped: files or rows of undecodable images that were left out or replaced.
-        targets: what the objective takes besides the labels, each of B rows.
     """
 
     images_BCHW: Tensor
     labels_B: Tensor
     rows_B: Tensor
     skipped: tuple[str, ...]
-    targets: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ from vitcli.evaluation.inference import Interrupted
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import RunFolder
 from vitcli.output.text import count_of, duration
-from vitcli.training.objective import Objective
+from vitcli.training.objective import Objective, Targets
 from vitcli.training.optim import clip_by_global_norm, update_weights
 from vitcli.training.schedule import Plan
 from vitcli.training.state import Saver, TrainingState
@@ -37,7 +37,7 @@ WORTH_A_NOTE_S = 60
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """The numbers of a recipe and its plan that the loop uses.
+    """What the loop uses of a recipe, its plan and its methods.
 
     Attributes:
         lr_at: the learning rate of the update that turns step s into step s + 1.
@@ -45,6 +45,7 @@ class LoopSettings:
         mean, std: pixel normalisation, one number per channel in [0, 1].
         log_every, save_every: in steps; `save_every` 0 saves at the end only.
         until: the step after which the plan changes; None if that is its end.
+        targets: compute what the objective takes besides labels; their time does not count as data wait.
     """
 
     plan: Plan
@@ -56,6 +57,7 @@ class LoopSettings:
     log_every: int
     save_every: int
     until: int | None = None
+    targets: tuple[Targets, ...] = ()
 
 
 def train(
@@ -72,7 +74,7 @@ def train(
     """Train from `state.step` to the end of the plan, or until another plan is needed or recorded.
 
     Args:
-        objective: (model, images_BCHW, labels, *targets of the batch) to the mean loss of a micro-batch.
+        objective: (model, images_BCHW, labels, *targets) to the mean loss of a micro-batch.
         batches: this process's micro-batches of all remaining steps, in order.
         evaluation: runs after every step at which it is due, except the last.
         folder: of the metrics; None on all processes but the first.
@@ -102,10 +104,11 @@ def train(
             # Forward and backward, one micro-batch at a time.
             part_losses = []
             for part in range(parts):
-                with journal.meter.waiting_for_data(), runtime.local_errors():
-                    batch = next(batches)
+                with runtime.local_errors():
+                    batch = journal.meter.next_of(batches)
+                    targets = [each(batch, step, part) for each in settings.targets]
                 state.skipped.update(batch.skipped)
-                images_BCHW, labels, *targets = upload(batch.images_BCHW, batch.labels_B, *batch.targets)
+                images_BCHW, labels, *targets = upload(batch.images_BCHW, batch.labels_B, *targets)
                 # Dropout and mixup depend on the place in the global step, not on the process.
                 part_seed = sampler.seed_of_part(settings.seed, step, runtime.rank * parts + part)
                 seed_generators(part_seed, runtime.device)
@@ -341,12 +344,12 @@ class Meter:
         if self.progress.title != "train":
             self.progress.begin("train", self.plan.total_steps, self.state.step)
 
-    @contextmanager
-    def waiting_for_data(self) -> Iterator[None]:
-        """Count the time spent inside as waiting for the loader."""
+    def next_of(self, batches: Iterator[Batch]) -> Batch:
+        """Take a micro-batch, and count the time as waiting for the loader."""
         began_at = time.perf_counter()
-        yield
+        batch = next(batches)
         self._waited_s += time.perf_counter() - began_at
+        return batch
 
     def step_done(self, step: int, *, loss: float, lr: float) -> dict[str, float]:
         """Update the progress line; return duration, throughput and data wait of the step."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitcli.data.loader import Batch
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.distributed.transfer import constant
@@ -29,6 +30,7 @@ from vitcli.recipe.schema import Objective as ObjectiveSettings
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits_BK, labels_B or labels_BM) -> scalar
 Objective = Callable[..., Tensor]  # (model, images_BCHW, labels, teacher predictions) -> scalar
+Targets = Callable[[Batch, int, int], Tensor]  # of a micro-batch, its step, and its part of the step
 NO_LABEL = -1  # of an image that only teachers predict
 UNIT = RegressionTarget("number", 0.0, 1.0)  # of a regression where no image is read
 

@@ -328,8 +328,7 @@ class TrainingRun:
         """Pass the parts of the job to the loop; with --profile the first process traces three steps."""
         plan, objective = job.plan, self.task.objective
         batches = batches_of(job, state.step, num_threads=self.num_threads)
-        for method in job.methods:
-            batches = method.with_targets(self, batches, state.step)
+        targets = tuple(each for method in job.methods if (each := method.targets(self)))
         profiler = None
         if self.job.options.profile and self.folder:
             left = plan.total_steps - state.step
@@ -338,7 +337,7 @@ class TrainingRun:
         startup.keep_freed_memory()  # the activations' of a step, for the next one
         train(
             state,
-            loop_settings(job, until),
+            replace(loop_settings(job, until), targets=targets),
             objective,
             batches,
             evaluation=evaluation,

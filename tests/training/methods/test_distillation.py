@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.output.progress import Progress
-from vitcli.training import teacher
+from vitcli.training import loop, teacher
 from vitcli.training.methods import distillation
 from vitcli.training.methods.distillation import TOP, record_of, targets_of, unpacked
 from vitcli.training.objective import Mixing, softmax_xent, teacher_xent
@@ -173,17 +174,16 @@ def test_a_teacher_of_another_size_sees_the_same_crops_in_the_same_mixture(
     photos, plain_run, cache, tmp_path, monkeypatch
 ):
     seen, trained = [], []
-    logits, added_to = NetworkTeacher.logits, distillation.TeacherTargets.added_to
+    logits, of_batch = NetworkTeacher.logits, distillation.TeacherTargets.__call__
 
-    def watched(self, batches, first):
-        for batch in added_to(self, batches, first):
-            trained.append(batch.images_BCHW)
-            yield batch
+    def watched(self, batch, step, part):
+        trained.append(batch.images_BCHW)
+        return of_batch(self, batch, step, part)
 
     monkeypatch.setattr(
         NetworkTeacher, "logits", lambda self, *given: seen.append(given[0]) or logits(self, *given)
     )
-    monkeypatch.setattr(distillation.TeacherTargets, "added_to", watched)
+    monkeypatch.setattr(distillation.TeacherTargets, "__call__", watched)
     with_others = taught(photos, plain_run, tmp_path / "run", "--res", 24)
 
     assert with_others and {images.shape[-1] for images in seen} == {16}
@@ -193,6 +193,22 @@ def test_a_teacher_of_another_size_sees_the_same_crops_in_the_same_mixture(
         rows = [(images - images.mean(dim=(2, 3), keepdim=True)).flatten(1) for images in both]
         similar = torch.corrcoef(torch.cat(rows))[: len(small), len(small) :]
         assert similar.diagonal().min() > 0.8 and (similar - similar.diag().diag()).max() < 0.5
+
+
+def test_the_time_of_a_teacher_does_not_count_as_data_wait(photos, plain_run, cache, tmp_path, monkeypatch):
+    clock_s, logits = [0.0], NetworkTeacher.logits
+
+    def slow(self, *given):
+        clock_s[0] += 1.0
+        return logits(self, *given)
+
+    monkeypatch.setattr(NetworkTeacher, "logits", slow)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock_s[0]))
+    taught(photos, plain_run, tmp_path / "run")
+
+    lines = (tmp_path / "run" / "timing.jsonl").read_text().splitlines()
+    times = [(row["step_s"], row["data_wait_s"]) for row in map(json.loads, lines) if "step_s" in row]
+    assert times == [(2.0, 0.0)] * 5
 
 
 @pytest.fixture

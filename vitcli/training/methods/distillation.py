@@ -72,10 +72,10 @@ class Distillation(Method):
     def restore(self, saved: Checkpoint) -> None:
         self.before = saved.state.get("teachers")
 
-    def with_targets(self, run: "TrainingRun", batches: Iterator[Batch], first: int) -> Iterator[Batch]:
+    def targets(self, run: "TrainingRun") -> "TeacherTargets":
         if self._teachers is None:
             self._teachers = self._opened(run)
-        return TeacherTargets(run, self.settings, self._teachers).added_to(batches, first)
+        return TeacherTargets(run, self.settings, self._teachers)
 
     def _opened(self, run: "TrainingRun") -> list[Teacher]:
         """Open the teachers, whose networks are not built yet.
@@ -106,22 +106,19 @@ class TeacherTargets:
         self.num_classes = run.job.splits.train.num_classes
         self._views_at = cache(partial(TeacherViews, run))
 
-    def added_to(self, batches: Iterator[Batch], first_step: int) -> Iterator[Batch]:
-        """Yield this process's micro-batches, from that step on, with their targets."""
+    def __call__(self, batch: Batch, step: int, part: int) -> Tensor:
+        """Return the targets (B, T, 2) of a micro-batch of this process, part `part` of that step."""
         plan, runtime, store = self.job.plan, self.job.runtime, self._store
-        size = plan.per_device_batch
-        for number, batch in enumerate(batches):
-            step, part = first_step + number // plan.accumulation_steps, number % plan.accumulation_steps
-            of_step = step_positions(
-                step, batch_size=plan.batch_size, rank=runtime.rank, world_size=runtime.world_size
-            )
-            positions = of_step[part * size : (part + 1) * size]
-            records_B = self._stored(store, positions) if store else None
-            if records_B is None:
-                records_B = self._computed(batch, step, part)
-                for position, record in zip(positions, records_B, strict=True) if store else ():
-                    store.add(position, STAMP, record.reshape(1).view(np.uint8).reshape(-1, 1, 1))
-            yield replace(batch, targets=(unpacked(records_B),))
+        of_step = step_positions(
+            step, batch_size=plan.batch_size, rank=runtime.rank, world_size=runtime.world_size
+        )
+        positions = of_step[part * plan.per_device_batch : (part + 1) * plan.per_device_batch]
+        records_B = self._stored(store, positions) if store else None
+        if records_B is None:
+            records_B = self._computed(batch, step, part)
+            for position, record in zip(positions, records_B, strict=True) if store else ():
+                store.add(position, STAMP, record.reshape(1).view(np.uint8).reshape(-1, 1, 1))
+        return unpacked(records_B)
 
     def _stored(self, store: RowStore, positions: range) -> np.ndarray | None:
         """Return the records of all these views; None if one is missing."""

@@ -11,16 +11,16 @@
 No other moment is between two steps: the order of events there is read in `loop.train`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitcli.data.loader import Batch
 from vitcli.data.split import Split
 from vitcli.evaluation.predictions import Predictions
 from vitcli.recipe import Recipe
 from vitcli.training.checkpoint import Checkpoint
+from vitcli.training.objective import Targets
 from vitcli.training.splits import RunSplits
 
 if TYPE_CHECKING:  # they import this module
@@ -85,9 +85,9 @@ class Method:
     def before_steps(self, run: "TrainingRun") -> None:
         """Begin with the network of step 0, or of the checkpoint that a run resumes from."""
 
-    def with_targets(self, run: "TrainingRun", batches: Iterator[Batch], first: int) -> Iterator[Batch]:
-        """Return the micro-batches from update `first` on, with what the objective takes besides labels."""
-        return batches
+    def targets(self, run: "TrainingRun") -> Targets | None:
+        """Return what computes a tensor that the objective takes besides the labels of a micro-batch."""
+        return None
 
     def observe(self, step: int, metrics: Any, weights: dict[str, Tensor]) -> None:
         """Take an evaluation of the dev split during training, and the weights that it is of."""
