@@ -17,6 +17,7 @@ from vitcli.errors import MachineError
 from vitcli.models.build import architecture
 from vitcli.models.variants import VARIANTS
 from vitcli.training import auto_batch_size, setup
+from vitcli.weights.io import read_weights
 
 ADAM = ("optimizer.name=adam", "optimizer.betas=[0.9, 0.999]", "optimizer.eps=1e-8")
 META = torch.device("meta")
@@ -188,6 +189,12 @@ def test_the_trial_recomputes_activations_where_the_run_does(photos, monkeypatch
     params, values = estimates[0]["params"], (2 * 2 + 1) * 96  # of a layer's output, for 16 x 16 pixels
     assert bytes_of[False] == (8 * params, 16 * params, 3 * 17 * 4 * values * layers)
     assert bytes_of[True] == (8 * params, 16 * params, 3 * (17 * 4 + 4 * layers) * values)
+
+    # The weights of a teacher are held, too.
+    taught = ("--set", "distill.teacher=demo", "--set", "distill.compare=false")
+    assert run(*words, "--dry-run", *taught).code == 0
+    of_teacher = 4 * sum(tensor.numel() for tensor in read_weights("demo").state.values())
+    assert bytes_of[False][:2] == (8 * params + of_teacher, 16 * params + of_teacher)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ from vitcli.training.methods.partial import depths_of
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch
 from vitcli.training.splits import RunData, RunSplits, check_labels
+from vitcli.training.teacher import bytes_of_teachers
 
 # Largest micro-batch chosen by default. Small on a CPU, where it costs nothing, so that a step has several
 # micro-batches and several processes can divide them without changing dropout.
@@ -517,9 +518,9 @@ def _auto_per_device_batch(recipe: Recipe, options: RunOptions, runtime: Runtime
     if earlier in sizes:
         return earlier
 
-    # Held through the step: optimizer and average, and the gradients of the earlier micro-batches.
+    # Held through the step: optimizer and average, the gradients of the earlier micro-batches, and teachers.
     params = flops.num_params(start.arch)
-    held = params * 4 * (_tensors_per_weight(recipe) + 1)
+    held = int(params * 4 * (_tensors_per_weight(recipe) + 1) + bytes_of_teachers(recipe))
     activations = _activation_bytes(recipe, runtime, start.arch)
     if recipe.model.grad_checkpointing:  # the trial is to take no more than the run
         start.model.set_grad_checkpointing(True)
@@ -540,10 +541,11 @@ def _tensors_per_weight(recipe: Recipe) -> int:
 
 
 def _estimated_memory_gib(job: TrainingJob) -> float:
-    """Estimate weights, gradients, optimizer, average, and the activations of one micro-batch."""
+    """Estimate weights, gradients, optimizer, average, teachers, and the activations of one micro-batch."""
     arch = job.start.arch
     slices = job.runtime.world_size if job.options.shard else 1
     weights = flops.num_params(arch) * 4 * (2 + _tensors_per_weight(job.recipe)) / slices
+    weights += bytes_of_teachers(job.recipe)
     activations = _activation_bytes(job.recipe, job.runtime, arch)
     # On a CPU the loaded libraries take most of the memory of a small network.
     loaded_gib = peak_memory_gib() if job.runtime.device.type == "cpu" else 0.0

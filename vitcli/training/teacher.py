@@ -23,7 +23,7 @@ from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation.inference import EvalSettings, forward_batches, outputs_of
 from vitcli.evaluation.multilabel import task_of
 from vitcli.evaluation.setup import preprocessing_for
-from vitcli.models import features
+from vitcli.models import features, flops
 from vitcli.models.build import last_layers
 from vitcli.output.atomic import digest_of_file
 from vitcli.output.text import size_text
@@ -78,6 +78,17 @@ def image_size_of(name: str, split: Split) -> tuple[int, int]:
     if name.endswith(ONNX):
         return OnnxTeacher(name, split).image_size
     return read_description(name, quiet=True).architecture.image_size
+
+
+def bytes_of_teachers(recipe: Recipe) -> float:
+    """Return the memory that the weights of all teachers take."""
+    names = (recipe.distill.teacher or ()) if recipe.distill else ()
+    return sum(
+        Path(name).stat().st_size
+        if name.endswith(ONNX)
+        else 4 * flops.num_params(read_description(name, quiet=True).architecture)
+        for name in names
+    )
 
 
 def open_teacher(name: str, split: Split, settings: EvalSettings) -> "Teacher":
