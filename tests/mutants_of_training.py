@@ -592,9 +592,10 @@ OF_TRAINING = {
         "tests/training/test_auto_batch_size.py::test_the_trial_recomputes_activations_where_the_run_does",
     ): {
         "what a step holds takes twice the memory": (
-            "held = params * 4 *",
-            "held = params * 8 *",
+            "held = int(params * 4 *",
+            "held = int(params * 8 *",
         ),
+        "a trial leaves no room for teachers": (" + bytes_of_teachers(recipe))", ")"),
         "a trial on a CPU forgets the gradients": (
             "params * 8 + held",
             "params * 4 + held",
