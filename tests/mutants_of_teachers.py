@@ -57,6 +57,12 @@ OF_TEACHERS = {
     ("vitcli/training/splits.py", "tests/training/methods/test_distillation.py"): {
         "images that are held out are trained on": ("if is_held_N.any():", "if False:"),
     },
+    ("vitcli/training/teacher.py", "tests/weights/test_licences.py"): {
+        "a student has the licence of its start alone": (
+            "return next((each for each in licences_of if each and",
+            "return next((each for each in () if each and",
+        ),
+    },
     ("vitcli/training/teacher.py", "tests/training/methods/test_distillation.py"): {
         "a teacher of another size has other views": ("if keys and sides != {size}:", "if False:"),
         "a teacher keeps the order of its own classes": (

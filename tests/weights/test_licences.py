@@ -129,6 +129,13 @@ def test_the_licence_travels_into_a_run(photos, tmp_path):
     assert ModelCard((tmp_path / "first/README.md").read_text()).data.license == "cc-by-nc-4.0"
     assert read_weights(str(tmp_path / "first")).licence == "cc-by-nc-4.0"
 
+    # A teacher's licence holds for what has learned of its predictions.
+    taught = ("--ckpt", "random", "--model", "ViT-demo/8", "--set", f"distill.teacher={tmp_path / 'first'}")
+    taught += ("--recipe", "modern/distill", "--set", "distill.compare=false", "--res", 16)
+    student = run("finetune", *taught, *words, "--out", tmp_path / "student", "--json")
+    assert student.code == 0 and student.json["license"] == "cc-by-nc-4.0", student.err + student.out
+    assert ModelCard((tmp_path / "student/README.md").read_text()).data.license == "cc-by-nc-4.0"
+
 
 @pytest.mark.slow
 def test_the_licence_travels_through_a_run_into_what_is_made_of_it(photos, tmp_path):

@@ -70,14 +70,16 @@ def front_of(rows: Rows, gate: Mapping[str, Any]) -> Figure:
             if front:
                 look = {"color": BLUE, "lw": 0.9, "zorder": 0, "ls": ":" if is_student else "-"}
                 screening.plot(*zip(*front, strict=True), label=label, **look)
+        is_below = False
         for row, place in zip(measured, places, strict=True):
             colour = GREEN if row["kept"] else BLUE if row["on_front"] else GREY
             screening.plot(*place, "*" if row["kept"] else "o", color=colour, ms=11 if row["kept"] else 5)
             if row["on_front"]:
-                _name(screening, row, place, colour, is_below=row["ckpt"] != rows[0]["ckpt"])
+                is_below = not is_below  # names of neighbours stand on both sides of the front, which falls
+                _name(screening, row, place, colour, is_below=is_below)
         screening.set(yscale="log", xlabel="latency of one image (ms)", ylabel="divergence (nats)")
         screening.set_title(f"compared on training images: {count_of(len(measured), 'file')}", fontsize=9)
-        screening.margins(x=0.15)
+        screening.margins(x=0.15, y=0.12)
         screening.legend(fontsize=7)
         # Top-1, down to what is not ruled out, against what may be lost
         whole = 100 * gate["top1_checkpoint"]
@@ -92,7 +94,7 @@ def front_of(rows: Rows, gate: Mapping[str, Any]) -> Figure:
         verdict.axhline(bound, color=ORANGE, ls="--", lw=0.9, label="least that is accepted")
         verdict.set(xlabel="latency of one image (ms)", ylabel="top-1, and its lower bound (%)")
         verdict.set_title(f"judged on {count_of(gate['num_images'], 'held-out image')}", fontsize=9)
-        verdict.margins(x=0.15)
+        verdict.margins(x=0.15, y=0.12)
         verdict.legend(fontsize=7)
     return figure
 
@@ -100,6 +102,6 @@ def front_of(rows: Rows, gate: Mapping[str, Any]) -> Figure:
 def _name(
     axes: Axes, row: Mapping[str, Any], place: tuple[float, float], colour: str, *, is_below: bool = False
 ) -> None:
-    offset = (5, -18) if is_below else (5, 3)
-    look = {"xytext": offset, "textcoords": "offset points", "fontsize": 6, "color": colour}
-    axes.annotate(row["name"].replace(", ", "\n", 1), place, **look)
+    side = {"xytext": (-4, -3), "ha": "right", "va": "top"} if is_below else {"xytext": (5, 3)}
+    name = row["name"].replace(", ", "\n", 1)
+    axes.annotate(name, place, textcoords="offset points", fontsize=6, color=colour, **side)

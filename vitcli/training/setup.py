@@ -48,7 +48,7 @@ from vitcli.training.methods.partial import depths_of
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch
 from vitcli.training.splits import RunData, RunSplits, check_labels
-from vitcli.training.teacher import bytes_of_teachers
+from vitcli.training.teacher import bytes_of_teachers, licence_of_student
 
 # Largest micro-batch chosen by default. Small on a CPU, where it costs nothing, so that a step has several
 # micro-batches and several processes can divide them without changing dropout.
@@ -284,7 +284,8 @@ def set_up(
 def initial_model(make_model: MakeModel, recipe: Recipe, train_split: Split) -> InitialModel:
     """Build a network whose fresh weights are a function of the recipe's seed."""
     torch.manual_seed(sampler.derive_seed(recipe.train.seed, "init"))
-    return make_model(recipe, train_split)
+    start = make_model(recipe, train_split)
+    return replace(start, licence=licence_of_student(start.licence, recipe))
 
 
 def _with_cached_images(job: TrainingJob) -> TrainingJob:

@@ -32,7 +32,7 @@ from vitcli.training.methods.outputs import MOST_ROWS, sample
 from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
 from vitcli.training.objective import Mixing
 from vitcli.weights import licences
-from vitcli.weights.io import digest_of, read_description, read_weights
+from vitcli.weights.io import WeightsInfo, digest_of, read_description, read_weights
 from vitcli.weights.load import check_same_classes, keep_head, load
 from vitcli.weights.onnx import OnnxNetwork
 from vitcli.weights.production.session import load_runtime
@@ -58,7 +58,7 @@ def check_teachers(recipe: Recipe, train: Split) -> None:
     }
     keys = [key for key, is_used in of_pixels.items() if is_used]
     sides = {data.image_hw, *((side, side) for side in recipe.schedule.image_sizes or ())}
-    for name in recipe.distill.teacher or ():
+    for name in _names(recipe):
         size = image_size_of(name, train)
         if keys and sides != {size}:
             raise VitError(
@@ -82,13 +82,23 @@ def image_size_of(name: str, split: Split) -> tuple[int, int]:
 
 def bytes_of_teachers(recipe: Recipe) -> float:
     """Return the memory that the weights of all teachers take."""
-    names = (recipe.distill.teacher or ()) if recipe.distill else ()
-    return sum(
-        Path(name).stat().st_size
-        if name.endswith(ONNX)
-        else 4 * flops.num_params(read_description(name, quiet=True).architecture)
-        for name in names
-    )
+    networks = [4 * flops.num_params(each.architecture) for each in _descriptions(recipe)]
+    return sum(networks) + sum(Path(name).stat().st_size for name in _names(recipe) if name.endswith(ONNX))
+
+
+def licence_of_student(own: str | None, recipe: Recipe) -> str | None:
+    """Return the licence of its start, or that of a teacher which excludes commercial use."""
+    licences_of = [own, *(each.metadata.get(licences.KEY) for each in _descriptions(recipe))]
+    return next((each for each in licences_of if each and licences.is_non_commercial(each)), own)
+
+
+def _names(recipe: Recipe) -> tuple[str, ...]:
+    return (recipe.distill.teacher or ()) if recipe.distill else ()
+
+
+def _descriptions(recipe: Recipe) -> list[WeightsInfo]:
+    names = [name for name in _names(recipe) if not name.endswith(ONNX)]
+    return [read_description(name, quiet=True) for name in names]
 
 
 def open_teacher(name: str, split: Split, settings: EvalSettings) -> "Teacher":
