@@ -200,7 +200,7 @@ def test_numbers_and_choices_in_help_are_those_of_recipes_and_schema():
     for choices, key in ((Compute, "precision.compute"), (FeatureLayer, "eval.layer"),
                          (Classifier, "fewshot.classifier")):  # fmt: skip
         assert list(get_args(choices)) == choices_in(KEYS[key].annotation)
-    assert get_args(Tracker) == tracking.TRACKERS
+    assert get_args(Tracker) == tuple(tracking.TRACKERS)
 
 
 # What people type first, and what it must say.

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from vitcli import recipe as recipes
 from vitcli.errors import MachineError, VitError, nearest, pip_install, reason_of
@@ -26,21 +26,18 @@ from vitcli.output.redaction import without_secrets
 from vitcli.output.run_folder import METRICS, RECIPE, TRACKING, RunFolder
 from vitcli.recipe import Recipe
 
-TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 PROJECT = "vit"  # unless the environment names another
 MAX_PARAM_LENGTH = 500  # of a setting's value, for MLflow
 
 Values = dict[str, float]
 
 
-class Tracker(Protocol):
-    """What the trackers below have in common; `run_id` finds the same run again when it is resumed."""
+class Tracker(NamedTuple):
+    """A tracker that has started; `run_id` finds the same run again when it is resumed."""
 
     run_id: str | None
-
-    def log(self, values: Values, step: int) -> None: ...
-
-    def finish(self) -> None: ...
+    log: Callable[[Values, int], Any]  # values and their step
+    finish: Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ class Tracking:
         self._forgotten_from = run.first_step if kind == "tensorboard" else math.inf
         try:
             with redirect_stdout(sys.stderr):
-                self._tracker = start(kind, run)
+                self._tracker = TRACKERS[kind](run)
         except Exception as error:  # of the tracker: anything
             raise _not_started(kind, error) from error
         for record in records[self._num_seen :]:
@@ -137,123 +134,90 @@ class Tracking:
             temporary.replace(self._state_file)
 
 
-class TensorBoard:
-    """Event files in tensorboard/ of the run folder."""
+def _tensorboard(run: TrackedRun) -> Tracker:
+    """Write event files in tensorboard/ of the run folder."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    run_id = None
+    folder = run.folder / "tensorboard"
+    if not run.first_step:  # what a run has left that was stopped before its first checkpoint
+        shutil.rmtree(folder, ignore_errors=True)
+    writer = SummaryWriter(folder, purge_step=run.first_step or None)
+    if not run.first_step:
+        writer.add_hparams(run.config, {}, run_name=".")
+    writer.flush()
 
-    def __init__(self, run: TrackedRun):
-        from torch.utils.tensorboard import SummaryWriter
-
-        folder = run.folder / "tensorboard"
-        if not run.first_step:  # what a run has left that was stopped before its first checkpoint
-            shutil.rmtree(folder, ignore_errors=True)
-        self._writer = SummaryWriter(folder, purge_step=run.first_step or None)
-        if not run.first_step:
-            self._writer.add_hparams(run.config, {}, run_name=".")
-        self._writer.flush()
-
-    def log(self, values: Values, step: int) -> None:
+    def log(values: Values, step: int) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, global_step=step)
-        self._writer.flush()
+            writer.add_scalar(name, value, global_step=step)
+        writer.flush()
 
-    def finish(self) -> None:
-        self._writer.close()
-
-
-class WeightsAndBiases:
-    """A run of W&B: WANDB_PROJECT, WANDB_NAME, WANDB_ENTITY ...; files in wandb/ of the run folder."""
-
-    def __init__(self, run: TrackedRun):
-        import wandb
-
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            name=os.environ.get("WANDB_NAME", run.name),
-            dir=os.environ.get("WANDB_DIR", str(run.folder)),
-            id=os.environ.get("WANDB_RUN_ID", run.run_id),
-            resume="allow" if run.run_id else None,
-            config=run.config,
-            settings=wandb.Settings(console="off", silent=run.quiet),
-        )
-        self.run_id = self._run.id
-
-    def log(self, values: Values, step: int) -> None:
-        self._run.log(values, step=step)
-
-    def finish(self) -> None:
-        self._run.finish()
+    return Tracker(None, log, writer.close)
 
 
-class Trackio:
-    """A run in Trackio's one database for all projects (TRACKIO_DIR): TRACKIO_PROJECT, TRACKIO_NAME."""
+def _wandb(run: TrackedRun) -> Tracker:
+    """Start a run of W&B: WANDB_PROJECT, WANDB_NAME, WANDB_ENTITY ...; files in wandb/ of the run folder."""
+    import wandb
 
-    def __init__(self, run: TrackedRun):
-        import trackio
-
-        self.run_id = run.run_id or os.environ.get("TRACKIO_NAME", run.name)
-        self._run = trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-            name=self.run_id,
-            resume="allow" if run.run_id else "never",
-            config=run.config,
-        )
-
-    def log(self, values: Values, step: int) -> None:
-        self._run.log(values, step=step)
-
-    def finish(self) -> None:
-        self._run.finish()
+    started = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        name=os.environ.get("WANDB_NAME", run.name),
+        dir=os.environ.get("WANDB_DIR", str(run.folder)),
+        id=os.environ.get("WANDB_RUN_ID", run.run_id),
+        resume="allow" if run.run_id else None,
+        config=run.config,
+        settings=wandb.Settings(console="off", silent=run.quiet),
+    )
+    return Tracker(started.id, lambda values, step: started.log(values, step=step), started.finish)
 
 
-class MLflow:
-    """A run of MLflow: MLFLOW_EXPERIMENT_NAME, MLFLOW_RUN_NAME, and MLFLOW_TRACKING_URI; without that one
-    in mlflow/ of the run folder.
+def _trackio(run: TrackedRun) -> Tracker:
+    """Start a run in Trackio's one database for all projects (TRACKIO_DIR): TRACKIO_PROJECT, TRACKIO_NAME."""
+    import trackio
+
+    run_id = run.run_id or os.environ.get("TRACKIO_NAME", run.name)
+    started = trackio.init(
+        project=os.environ.get("TRACKIO_PROJECT", PROJECT),
+        name=run_id,
+        resume="allow" if run.run_id else "never",
+        config=run.config,
+    )
+    return Tracker(run_id, lambda values, step: started.log(values, step=step), started.finish)
+
+
+def _mlflow(run: TrackedRun) -> Tracker:
+    """Start a run of MLflow: MLFLOW_EXPERIMENT_NAME, MLFLOW_RUN_NAME, and MLFLOW_TRACKING_URI; without that
+    one in mlflow/ of the run folder.
     """
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric
 
-    def __init__(self, run: TrackedRun):
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric
-
-        folder = run.folder.resolve() / "mlflow"
-        uri = os.environ.get("MLFLOW_TRACKING_URI")
-        if not uri:
-            folder.mkdir(exist_ok=True)
-        self._client, self._metric = MlflowClient(tracking_uri=uri or f"sqlite:///{folder}/mlflow.db"), Metric
-        if run.run_id:
-            self._client.update_run(run.run_id, status="RUNNING")
-            self.run_id = run.run_id
-            return
+    folder = run.folder.resolve() / "mlflow"
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        folder.mkdir(exist_ok=True)
+    client, run_id = MlflowClient(tracking_uri=uri or f"sqlite:///{folder}/mlflow.db"), run.run_id
+    if run_id:
+        client.update_run(run_id, status="RUNNING")
+    else:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        experiment = self._client.get_experiment_by_name(name)
+        experiment = client.get_experiment_by_name(name)
         artifacts = None if uri else folder.as_uri()
-        identity = experiment.experiment_id if experiment else self._client.create_experiment(name, artifacts)
+        identity = experiment.experiment_id if experiment else client.create_experiment(name, artifacts)
         run_name = os.environ.get("MLFLOW_RUN_NAME", run.name)
-        self.run_id = self._client.create_run(identity, run_name=run_name).info.run_id
+        run_id = client.create_run(identity, run_name=run_name).info.run_id
         for key, value in run.config.items():
-            self._client.log_param(self.run_id, key, value[:MAX_PARAM_LENGTH])
+            client.log_param(run_id, key, value[:MAX_PARAM_LENGTH])
 
-    def log(self, values: Values, step: int) -> None:
+    def log(values: Values, step: int) -> None:
         now_ms = round(time.time() * 1000)
-        metrics = [self._metric(name, value, now_ms, step) for name, value in values.items()]
-        self._client.log_batch(self.run_id, metrics=metrics)
+        metrics = [Metric(name, value, now_ms, step) for name, value in values.items()]
+        client.log_batch(run_id, metrics=metrics)
 
-    def finish(self) -> None:
-        self._client.set_terminated(self.run_id)
+    return Tracker(run_id, log, lambda: client.set_terminated(run_id))
 
 
-def start(kind: str, run: TrackedRun) -> Tracker:
-    """Start the tracker that --track names."""
-    match kind:
-        case "tensorboard":
-            return TensorBoard(run)
-        case "wandb":
-            return WeightsAndBiases(run)
-        case "trackio":
-            return Trackio(run)
-        case "mlflow":
-            return MLflow(run)
+# By the value of --track.
+TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio, "mlflow": _mlflow}
 
 
 def flat_numbers(record: dict[str, Any], prefix: str = "") -> Values:
