@@ -1,5 +1,6 @@
 """`vit models --pretrained`: what timm's registry offers of the ViT family, before timm is loaded."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -26,6 +27,19 @@ def rows_of(pattern: str | None) -> list[dict]:
     return list_pretrained(pattern)["pretrained"]
 
 
+def write_table() -> None:
+    """Write the table of the installed timm; after an update of timm."""
+    catalog.MOST_COUNTED = 10_000
+    rows = [
+        (one.name, *one.image_size, one.num_classes, "" if one.params is None else one.params, one.licence)
+        for one in _of_registry({})
+    ]
+    with TABLE.open("w", encoding="utf-8", newline="") as file:
+        file.write(f"# timm {timm.__version__}\n")
+        columns = ("name", "height", "width", "classes", "parameters", "licence")
+        csv.writer(file, lineterminator="\n").writerows([columns, *rows])
+
+
 def test_the_table_is_what_the_installed_timm_says():
     if TABLE.read_text().splitlines()[0] != f"# timm {timm.__version__}":
         pytest.skip("the table is of another version of timm, and is not used with this one")
@@ -33,7 +47,7 @@ def test_the_table_is_what_the_installed_timm_says():
     params = {weights.network: weights.params for weights in known}
 
     of_registry = [weights._replace(source="") for weights in _of_registry(params)]
-    assert known == of_registry, "run vitcli.weights.catalog.write_table()"
+    assert known == of_registry, "run tests.weights.test_pretrained.write_table()"
     assert len(known) > 500 and sum(weights.params is None for weights in known) == 0
 
 

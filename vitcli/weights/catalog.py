@@ -28,7 +28,6 @@ from vitcli.weights.licences import UNKNOWN, is_non_commercial
 from vitcli.weights.names import DEMO, Reference, registered, tags_by_network
 
 TABLE = Path(__file__).with_name("timm_weights.csv")
-COLUMNS_OF_TABLE = ("name", "height", "width", "classes", "parameters", "licence")
 MODULES = {  # of timm.models, whose networks are transformers that keep one grid of patches
     "vision_transformer", "vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam",
     "deit", "beit", "eva", "naflexvit", "cait", "xcit", "volo", "vitamin", "crossvit", "convit",
@@ -278,12 +277,11 @@ def _read(lines: Iterable[str]) -> Iterable[KnownWeights]:
         yield KnownWeights(name, size, int(classes), int(params) if params else None, licence)
 
 
-def _of_registry(params: dict[str, int | None], *, most_counted: int = MOST_COUNTED) -> list[KnownWeights]:
+def _of_registry(params: dict[str, int | None]) -> list[KnownWeights]:
     """Return what the installed timm says of the ViT family.
 
     Args:
-        params: parameters of networks that are known already.
-        most_counted: networks to count otherwise; where there are more, none is.
+        params: parameters of networks that are known already; MOST_COUNTED others are counted, of more none.
     """
     startup.load()
     import timm
@@ -294,7 +292,7 @@ def _of_registry(params: dict[str, int | None], *, most_counted: int = MOST_COUN
         for name in timm.list_models(module=module, pretrained=True, include_tags=True)
     ]
     unknown = dict.fromkeys(weights.network for weights in known if weights.network not in params)
-    counted = {name: _params_of(name) for name in unknown} if len(unknown) <= most_counted else {}
+    counted = {name: _params_of(name) for name in unknown} if len(unknown) <= MOST_COUNTED else {}
     params = params | counted
     return [weights._replace(params=params.get(weights.network)) for weights in known]
 
@@ -377,17 +375,6 @@ def _here(known: KnownWeights) -> str:
     if "://" in known.source:
         reference = Reference("address", re.sub(r"^gs://", f"{STORAGE}/", known.source))
     return "cached" if is_here(reference) else ""
-
-
-def write_table(path: Path = TABLE) -> None:
-    """Write the table of the installed timm; for developers, after an update of timm."""
-    rows = [
-        (one.name, *one.image_size, one.num_classes, "" if one.params is None else one.params, one.licence)
-        for one in _of_registry({}, most_counted=10_000)
-    ]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        file.write(f"# timm {version('timm')}\n")
-        csv.writer(file, lineterminator="\n").writerows([COLUMNS_OF_TABLE, *rows])
 
 
 def as_table(result: dict[str, Any]) -> str:
