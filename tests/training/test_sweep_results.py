@@ -13,7 +13,7 @@ from vitcli.training.text import arm_line, as_text, choices_table
 def arm(lr: float, top1: float | None, loss: float = 1.0, num_images: int = 5) -> Trial:
     runs = [{"seed": 0, "top1": top1, "loss": loss}]
     summary = None if top1 is None else {"runs": runs, "num_eval_examples": num_images}
-    return Trial({"optimizer.lr": lr}, summary, f"arms/lr-{lr}")
+    return Trial({"optimizer.lr": lr}, summary)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_the_best_trial_has_the_highest_accuracy_then_the_smaller_loss_then_come
 def test_masked_patches_are_ranked_by_the_fraction_of_correct_colours_else_by_the_loss():
     def masked(right, loss):
         run = {"seed": 0, "patch_accuracy": right, "most_frequent_color": right, "loss": loss}
-        return Trial({"model.dropout": loss}, {"runs": [run], "num_eval_examples": 8}, "")
+        return Trial({"model.dropout": loss}, {"runs": [run], "num_eval_examples": 8})
 
     assert sweep_results.best([masked(0.3, 1.0), masked(0.2, 0.5)]) == {"model.dropout": 1.0}
     assert sweep_results.best([masked(None, 1.0), masked(None, 0.5)]) == {"model.dropout": 0.5}
@@ -250,7 +250,7 @@ def test_arms_have_the_names_of_their_values_or_numbers_where_these_would_be_one
 def test_held_out_images_that_every_arm_had_seen_are_counted_once(monkeypatch, tmp_path):
     monkeypatch.setattr(sweep_results.TrainingSummary, "written", lambda summary: summary)
     facts = dict(fewshot=None, exaflops=0.5, peak_memory_gib=1.0)
-    arms = [Trial({"optimizer.lr": lr}, summary(num_held_out_seen=3, **facts), "arms") for lr in (0.1, 0.2)]
+    arms = [Trial({"optimizer.lr": lr}, summary(num_held_out_seen=3, **facts)) for lr in (0.1, 0.2)]
 
     whole = sweep_results.summary_of_all(arms, {"optimizer.lr": 0.1}, [summary(**facts)], path=tmp_path)
     assert whole["num_choice_seen"] == 3  # all arms are chosen by the same images
@@ -293,7 +293,7 @@ def test_the_scores_of_several_runs_are_means_and_their_deviation_is_that_of_a_s
         }
 
     runs = [run_of(0, 0.5, 0.2), run_of(1, 0.7, 0.4), run_of(2, 0.9, 0.9)]
-    arm = Trial({"optimizer.lr": 0.1}, summary(fewshot=None, exaflops=0.5, peak_memory_gib=8.0), "arm")
+    arm = Trial({"optimizer.lr": 0.1}, summary(fewshot=None, exaflops=0.5, peak_memory_gib=8.0))
     whole = sweep_results.summary_of_all([arm], {"optimizer.lr": 0.1}, runs, path=tmp_path)
 
     assert (whole["top1"], whole["loss"]) == (pytest.approx(0.7), pytest.approx(0.3))

@@ -158,7 +158,7 @@ def predict_split(
     settings: EvalSettings,
     *,
     num_classes: int,
-    project: Callable[[Tensor], Tensor] | None,
+    project: Callable[[Tensor], Tensor] | None = None,
     mean: Mean | None = None,
 ) -> tuple[Predictions, list[str]]:
     """Return the predictions of a split, and the places of this process's undecodable images.

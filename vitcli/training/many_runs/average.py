@@ -230,6 +230,10 @@ class DevScore:
     is_right_N: np.ndarray
     loss: float
 
+    @classmethod
+    def of(cls, predictions: Predictions) -> "DevScore":
+        return cls(predictions.is_right_N, float(predictions.losses_N.mean()))
+
     @property
     def num_right(self) -> int:
         return int(self.is_right_N.sum())
@@ -395,18 +399,11 @@ class Averaging:
     def _score(self, members: tuple[int, ...]) -> DevScore:
         """Score the mean of these runs on the dev split."""
         self._load(members)
-        predictions = self._predict(self.task.dev)
-        return DevScore(predictions.is_right_N, float(predictions.losses_N.mean()))
+        return DevScore.of(self._predict(self.task.dev))
 
     def _predict(self, split: Split) -> Predictions:
-        predictions, skipped = inference.predict_split(
-            self.model,
-            split,
-            self.task.preprocessing,
-            self.settings,
-            num_classes=self.arch.num_classes,
-            project=None,
-        )
+        about = (self.model, split, self.task.preprocessing, self.settings)
+        predictions, skipped = inference.predict_split(*about, num_classes=self.arch.num_classes)
         self.skipped |= set(skipped)
         return predictions
 

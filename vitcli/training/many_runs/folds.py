@@ -137,8 +137,7 @@ class CrossValidation:
             return f"fold {number + 1} of {len(paths)}: {images}"
 
         def log(number: int, summary: dict[str, Any]) -> None:
-            run_dir = str(paths[number].relative_to(self.runs.path))
-            self.runs.log({"fold": number + 1, **_scores_of(summary), "run_dir": run_dir})
+            self.runs.log({"fold": number + 1, **_scores_of(summary)}, paths[number])
             fold, count = f"fold {number + 1} of {len(paths)}", summary["num_eval_examples"]
             self.shared.progress.note(run_line(fold, summary, count))
 
@@ -150,7 +149,7 @@ class CrossValidation:
         path = self.runs.path / REPEATS / f"seed-{seed}"
 
         def log(number: int, summary: dict[str, Any]) -> None:
-            self.runs.log({"run": {"seed": seed}, "run_dir": str(path.relative_to(self.runs.path))})
+            self.runs.log({"run": {"seed": seed}}, path)
 
         title = f"trained on all {len(self._folded.train):,} images"
         return self.runs.train(Stage([(path, self._final_recipe())], lambda _: title, log))[0]

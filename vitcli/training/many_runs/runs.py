@@ -196,9 +196,9 @@ class ManyRuns:
             cells.append(WorkCell(name, path, partial(train, number), finished))
         return self._share(cells, on_done)
 
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Add a line to metrics.jsonl, unless another worker has written the results by now."""
-        self._metrics.append(record)
+    def log(self, record: Mapping[str, Any], run_dir: Path) -> None:
+        """Add a line on a run to metrics.jsonl, unless another worker has written the results by now."""
+        self._metrics.append({**record, "run_dir": str(run_dir.relative_to(self.path))})
         if self.shared.runtime.is_main and Cells(self.path).home.exists():
             lines = "".join(f"{json_of(record)}\n" for record in self._metrics)
             write_text(self.path / run_folder.METRICS, lines)

@@ -6,7 +6,6 @@ delivered.
 """
 
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +87,7 @@ class Students:
 
             def log(number: int, summary: dict[str, Any]) -> None:
                 scores = summary["runs"][0]
-                run_dir = str(jobs[number][0].relative_to(path))
-                self.runs.log({"student": STUDENTS[number], **scores, "run_dir": run_dir})
+                self.runs.log({"student": STUDENTS[number], **scores}, jobs[number][0])
                 line = run_line(STUDENTS[number], scores, summary["num_eval_examples"])
                 self.shared.progress.note(line)
 
@@ -137,9 +135,8 @@ class Students:
         weights = read_weights(str(path), quiet=True)
         size, method = preprocessing.image_size, self.recipe.model.posemb_resample
         model, arch = load_for_inference(weights, size, method, runtime.device, progress)
-        predict = partial(inference.predict_split, num_classes=arch.num_classes, project=None)
-        predictions, _ = predict(model, dev, preprocessing, settings)
-        return DevScore(predictions.is_right_N, float(predictions.losses_N.mean()))
+        about = (model, dev, preprocessing, settings)
+        return DevScore.of(inference.predict_split(*about, num_classes=arch.num_classes)[0])
 
     def _summary(
         self, record: dict[str, Any], delivered: dict[str, Any], summaries: list[dict[str, Any]]

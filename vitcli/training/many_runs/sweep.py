@@ -182,15 +182,14 @@ class Sweep:
 
     def _train_arms(self) -> list[Trial]:
         """Train with every choice and return the scores on the dev split."""
-        recipes_of_arms, path = self._arm_recipes(), self.runs.path
-        folders = [path / ARMS / name for name in sweep_results.names_of(self.choices)]
+        recipes_of_arms = self._arm_recipes()
+        folders = [self.runs.path / ARMS / name for name in sweep_results.names_of(self.choices)]
         trials: list[Trial] = []
 
         def add_trial(number: int, summary: dict[str, Any]) -> None:
-            run_dir = str(folders[number].relative_to(path))
-            of_finite = None if "diverged" in summary else summary
-            trials.append(Trial(self.choices[number], of_finite, run_dir))
-            self.runs.log(trials[-1].record())
+            choice, of_finite = self.choices[number], None if "diverged" in summary else summary
+            trials.append(Trial(choice, of_finite))
+            self.runs.log({"arm": choice, **trials[-1].scores()}, folders[number])
             entries = [trial.entry() for trial in trials]
             self.shared.progress.note(arm_line(entries, sweep_results.best(trials), len(folders)))
 
@@ -220,8 +219,7 @@ class Sweep:
 
         def log(number: int, summary: dict[str, Any]) -> None:
             scores = summary["runs"][0]
-            run_dir = str(jobs[number][0].relative_to(path))
-            self.runs.log({"run": {"seed": scores["seed"]}, **scores, "run_dir": run_dir})
+            self.runs.log({"run": {"seed": scores["seed"]}, **scores}, jobs[number][0])
             if count > 1:
                 title = f"run {number + 1} of {count}, seed {scores['seed']}"
                 self.shared.progress.note(run_line(title, scores, summary["num_eval_examples"]))

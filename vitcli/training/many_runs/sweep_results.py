@@ -26,16 +26,10 @@ class Trial:
     Attributes:
         choice: value by dotted key.
         summary: of the run; None if it diverged.
-        run_dir: its folder, relative to that of the sweep.
     """
 
     choice: Mapping[str, Any]
     summary: Mapping[str, Any] | None
-    run_dir: str
-
-    def record(self) -> dict[str, Any]:
-        """Return the line of metrics.jsonl."""
-        return {"arm": dict(self.choice), **self.scores(), "run_dir": self.run_dir}
 
     def scores(self) -> dict[str, Any]:
         """Return the scores on the dev split, such as "dev_top1"."""
