@@ -301,13 +301,13 @@ OF_RESULTS = {
     },
     ("vitcli/weights/production/program.py", "tests/weights/production/test_program.py"): {
         "an exported file rounds pixels once": (
-            "torch.floor((high + torch.floor(low / PART)) / self.scale + 0.5)",
-            "((high + low / PART) / self.scale)",
+            "torch.floor((high + torch.floor(low / PART)) / (scale / PART).float() + 0.5)",
+            "((high + low / PART) / (scale / PART).float())",
         ),
         "an exported file forgets the low part of a weight": ("(high + torch.floor(low / PART))", "high"),
         "a band lacks its last pixel": (
-            "_as_size(offsets_M1.max() + num_taps,",
-            "_as_size(offsets_M1.max() + num_taps - 1,",
+            "_as_size(offsets_M1.max() + num_taps)",
+            "_as_size(offsets_M1.max() + num_taps - 1)",
         ),
         "an exported file cuts a pixel beside the centre": (
             "return half + is_odd * (half % 2)",

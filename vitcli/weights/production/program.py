@@ -128,10 +128,10 @@ def resized(images_BHWC: Tensor, preprocessing: Preprocessing) -> Tensor:
     new_rows, new_columns = _size_before_crop(rows, columns, preprocessing)
     # Across, then down, each rounded to bytes; what the crop leaves out is not computed. Both are transposed
     # as matrices of numbers: pixel by pixel takes onnxruntime twelve times as long.
-    across = _Bands.of(columns, new_columns, width, preprocessing)
-    pixels_BWX = across.resized(images_BHWC.flatten(2).transpose(1, 2).reshape(-1, columns, 3 * rows))
-    down = _Bands.of(rows, new_rows, height, preprocessing)
-    pixels_BHX = down.resized(pixels_BWX.view(-1, 3 * width, rows).transpose(1, 2))
+    pixels_BNX = images_BHWC.flatten(2).transpose(1, 2).reshape(-1, columns, 3 * rows)
+    pixels_BWX = _resized_axis(pixels_BNX, columns, new_columns, width, preprocessing)
+    pixels_BNX = pixels_BWX.view(-1, 3 * width, rows).transpose(1, 2)
+    pixels_BHX = _resized_axis(pixels_BNX, rows, new_rows, height, preprocessing)
     return pixels_BHX.view(-1, height, width, 3).to(torch.uint8)
 
 
@@ -161,50 +161,34 @@ def _number(size: int) -> Tensor:
     return torch.scalar_tensor(size, dtype=torch.int64)
 
 
-@dataclass(frozen=True)
-class _Bands:
-    """How an axis is resized: each of G bands is a product with the pixels near it, not with all.
+def _resized_axis(pixels_BNX: Tensor, n: int, m: int, crop: int, preprocessing: Preprocessing) -> Tensor:
+    """Return pixels_BMX, the centre crop of an axis that is resized, rounded to bytes, float32.
 
-    Attributes:
-        places: of the pixels, the L of each band after those of the one before.
-        parts_GSL: weights in whole numbers of `scale`: of 2 S rows the first half has the high parts, the
-            other what remains.
+    Each of G bands is a product with the pixels near it, not with all.
     """
-
-    places: Tensor
-    parts_GSL: Tensor
-    scale: Tensor
-
-    @classmethod
-    def of(cls, n: int, m: int, crop: int, preprocessing: Preprocessing) -> "_Bands":
-        """Return those for the pixels of the centre crop of M."""
-        places_MT, weights_MT = _weights(n, m, preprocessing)
-        # The largest weight, within the crop or not, becomes a number of 16 bits.
-        scale = 2.0 ** torch.floor(torch.log2(32767.5 / weights_MT.max())).clamp(max=MOST_BITS)
-        inside = _first_of_crop(m, crop) + torch.arange(crop)
-        whole_MT = torch.trunc(weights_MT * scale + torch.sign(weights_MT) * 0.5)[inside]
-        firsts_M = places_MT[inside, 0]
-        size = math.gcd(crop, MOST_IN_BAND)
-        starts_G1 = firsts_M.view(-1, size).amin(dim=1, keepdim=True)
-        offsets_M1 = (firsts_M.view(-1, size) - starts_G1).view(-1, 1)
-        num_taps = whole_MT.shape[1]
-        length = _as_size(offsets_M1.max() + num_taps, least=2)
-        whole_ML = torch.zeros(crop, length, dtype=torch.float64)
-        whole_ML = whole_ML.scatter(1, offsets_M1 + torch.arange(num_taps), whole_MT)
-        whole_GSL = whole_ML.unflatten(0, (-1, size))
-        high_GSL = torch.floor(whole_GSL / PART + 0.5)
-        parts_GSL = torch.cat([high_GSL, whole_GSL - high_GSL * PART], dim=1).float()
-        places_GL = (starts_G1 + torch.arange(length)).clamp(max=n - 1)
-        return cls(places_GL.flatten(), parts_GSL, (scale / PART).float())
-
-    def resized(self, pixels_BNX: Tensor) -> Tensor:
-        """Return pixels_BMX, resized and rounded to bytes, float32."""
-        num_bands = len(self.parts_GSL)
-        bands_BGLX = pixels_BNX.index_select(1, self.places).unflatten(1, (num_bands, -1))
-        high, low = (self.parts_GSL @ bands_BGLX.float()).chunk(2, dim=2)
-        # Each sum is a whole number below 2 ** 24, which float32 has exactly.
-        rounded = torch.floor((high + torch.floor(low / PART)) / self.scale + 0.5).clamp(0, 255)
-        return rounded.flatten(1, 2)
+    places_MT, weights_MT = _weights(n, m, preprocessing)
+    # The largest weight, within the crop or not, becomes a number of 16 bits.
+    scale = 2.0 ** torch.floor(torch.log2(32767.5 / weights_MT.max())).clamp(max=MOST_BITS)
+    inside = _first_of_crop(m, crop) + torch.arange(crop)
+    whole_MT = torch.trunc(weights_MT * scale + torch.sign(weights_MT) * 0.5)[inside]
+    firsts_M = places_MT[inside, 0]
+    size = math.gcd(crop, MOST_IN_BAND)
+    starts_G1 = firsts_M.view(-1, size).amin(dim=1, keepdim=True)
+    offsets_M1 = (firsts_M.view(-1, size) - starts_G1).view(-1, 1)
+    num_taps = whole_MT.shape[1]
+    length = _as_size(offsets_M1.max() + num_taps)
+    whole_ML = torch.zeros(crop, length, dtype=torch.float64)
+    whole_ML = whole_ML.scatter(1, offsets_M1 + torch.arange(num_taps), whole_MT)
+    whole_GSL = whole_ML.unflatten(0, (-1, size))
+    # Of 2 S rows the first half has the high parts of the weights, the other what remains.
+    high_GSL = torch.floor(whole_GSL / PART + 0.5)
+    parts_GSL = torch.cat([high_GSL, whole_GSL - high_GSL * PART], dim=1).float()
+    places_GL = (starts_G1 + torch.arange(length)).clamp(max=n - 1)
+    bands_BGLX = pixels_BNX.index_select(1, places_GL.flatten()).unflatten(1, (crop // size, -1))
+    high, low = (parts_GSL @ bands_BGLX.float()).chunk(2, dim=2)
+    # Each sum is a whole number below 2 ** 24, which float32 has exactly.
+    rounded = torch.floor((high + torch.floor(low / PART)) / (scale / PART).float() + 0.5)
+    return rounded.clamp(0, 255).flatten(1, 2)
 
 
 def _weights(n: int, m: int, preprocessing: Preprocessing) -> tuple[Tensor, Tensor]:
@@ -216,7 +200,7 @@ def _weights(n: int, m: int, preprocessing: Preprocessing) -> tuple[Tensor, Tens
     if preprocessing.antialias:
         unit = 2 * torch.maximum(size, new_size)
         first_M1 = torch.floor((centres_M1 - reach * unit).to(torch.float64) / (2 * new_size))
-        places_MT = first_M1.long() + torch.arange(_as_size(reach * unit // new_size + 2, least=2))
+        places_MT = first_M1.long() + torch.arange(_as_size(reach * unit // new_size + 2))
         weights_MT = kernel((places_MT * 2 * new_size - centres_M1).abs().to(torch.float64) / unit)
         weights_MT = weights_MT * ((places_MT >= 0) & (places_MT < size))
         weights_MT = weights_MT / weights_MT.sum(dim=1, keepdim=True)
@@ -239,9 +223,9 @@ def _first_of_crop(size: int, crop: int) -> int:
     return half + is_odd * (half % 2)
 
 
-def _as_size(number: Tensor, *, least: int) -> int:
+def _as_size(number: Tensor) -> int:
     size: int = number.long().item()  # type: ignore[assignment]
-    torch._check(size >= least)
+    torch._check(size >= 2)
     return size
 
 
