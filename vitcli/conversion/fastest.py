@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import NormalDist, median
 from typing import Any
@@ -292,7 +293,7 @@ def fastest(
     """
     began_at = time.perf_counter()
     progress, target = Progress(quiet=quiet), Path(os.path.abspath(out))
-    figure = fastest_text.figure_path(target)
+    figure = target.with_name(f"{target.stem}.front.svg")
     export.check_target(replace(options, calibrate=()), target)  # images that candidates are compared on
     check_out(figure, overwrite=options.overwrite, option="OUT")
     named = open_named(options.images, progress) if options.images else None
@@ -307,8 +308,10 @@ def fastest(
     check_decodable(images)
     # Outputs of the checkpoint, with which candidates are compared
     checkpoint = export.prepare(weights, "onnx", options, Images(screened))
-    outputs_NK, _ = _outputs_of(checkpoint, screened, progress, option="--calibrate FOLDER")
-    on_judged = _outputs_of(checkpoint, judged, progress, option="--gate DATA")
+    how = {"preprocessing": checkpoint.preprocessing, "progress": progress, "title": "checkpoint"}
+    of_checkpoint = partial(comparison.outputs_of_all, [checkpoint.model], **how)
+    outputs_NK, _ = of_checkpoint(screened, option="--calibrate FOLDER")
+    on_judged = of_checkpoint(judged, option="--gate DATA")
     size = _median_size(screened)
     with export.temporary_folder(target) as folder:
         search = FastestSearch(weights, options, screened, outputs_NK, size, folder, target.name, progress)
@@ -334,13 +337,6 @@ def fastest(
         export.put_in_place(kept.path, target)
     result = export.result_of(prepared, kept.candidate.weights, out, facts, progress)
     return result | {"elapsed_s": time.perf_counter() - began_at}
-
-
-def _outputs_of(checkpoint: Export, split: Split, progress: Progress, *, option: str) -> list[Tensor]:
-    """Return its outputs_NK, and labels_N; `option` names other images."""
-    return comparison.outputs_of_all(
-        [checkpoint.model], split, checkpoint.preprocessing, progress, title="checkpoint", option=option
-    )
 
 
 def quantile(has_students: bool) -> float:

@@ -1,7 +1,6 @@
 """The candidates of `vit export --fastest` as a table and as a figure."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -47,11 +46,6 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         text("top1", "{:.2f}", 100),
         "kept" if row["kept"] else row["why"],
     )
-
-
-def figure_path(target: Path) -> Path:
-    """Return where the figure of an ONNX file is."""
-    return target.with_name(f"{target.stem}.front.svg")
 
 
 def front_of(rows: Rows, gate: Mapping[str, Any]) -> Figure:
