@@ -10,10 +10,10 @@ from torch import nn
 
 from vitcli.errors import WeightsError
 from vitcli.weights.average import (
-    WeightsFiles,
     check_names,
     fill,
     mean_of,
+    opened,
 )
 
 
@@ -40,8 +40,8 @@ def test_a_network_is_filled_with_a_tensor_at_a_time_of_each_file(tmp_path):
         save_file(state, path)
     model = nn.Linear(3, 2)
 
-    with WeightsFiles(paths) as files:
-        fill(model, lambda name: mean_of(files.tensors(name, (0, 2))))
+    with opened(paths) as files:
+        fill(model, lambda name: mean_of([files[number].get_tensor(name) for number in (0, 2)]))
 
     assert torch.equal(model.weight, (states[0]["weight"].double() + states[2]["weight"]).div(2).float())
 

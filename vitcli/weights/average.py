@@ -5,9 +5,10 @@ All is computed in float64 by NumPy on one thread: the same bits on any number o
 Letters: N networks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,27 +21,11 @@ START = "start_digest"  # in the metadata of weights, of the network before the 
 TensorOf = Callable[[str], np.ndarray]
 
 
-class WeightsFiles:
-    """The safetensors files of networks of one architecture, of which one tensor at a time is in memory.
-
-    A context manager: the files are open inside it.
-    """
-
-    def __init__(self, paths: Sequence[Path]):
-        self.paths = list(paths)
-        self._held = ExitStack()
-
-    def __enter__(self) -> "WeightsFiles":
-        self._files = [self._held.enter_context(safe_open(path, framework="numpy")) for path in self.paths]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._held.close()
-
-    def tensors(self, name: str, members: Sequence[int] | None = None) -> list[np.ndarray]:
-        """Return a tensor of each file, or of those with the numbers `members`."""
-        files = self._files if members is None else [self._files[number] for number in members]
-        return [file.get_tensor(name) for file in files]
+@contextmanager
+def opened(paths: Sequence[Path]) -> Iterator[list[Any]]:
+    """Open the safetensors files of networks of one architecture, of which one tensor at a time is read."""
+    with ExitStack() as held:
+        yield [held.enter_context(safe_open(path, framework="numpy")) for path in paths]
 
 
 def mean_of(tensors: Sequence[np.ndarray]) -> np.ndarray:

@@ -52,7 +52,7 @@ from vitcli.training.many_runs.sweep_results import totals_of
 from vitcli.training.results import write_run_predictions
 from vitcli.training.setup import RunOptions
 from vitcli.training.splits import RunData
-from vitcli.weights.average import START, WeightsFiles, check_names, fill, mean_of
+from vitcli.weights.average import START, check_names, fill, mean_of, opened
 from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import read_weights, write_weights
 from vitcli.weights.licences import KEY as LICENCE
@@ -353,7 +353,7 @@ class Averaging:
             )
             for run in task.runs:
                 check_names(self.model.state_dict(), run.tensor_names, where=f"RUN {run.path}")
-            with WeightsFiles([run.weights_file for run in task.runs]) as self.files:
+            with opened([run.weights_file for run in task.runs]) as self.files:
                 # Choose on the dev split; then score what is delivered on the images to report on.
                 scores, candidates = self._candidates()
                 delivered, record = self._choice(scores, candidates)
@@ -375,7 +375,7 @@ class Averaging:
 
     def _load(self, members: Sequence[int]) -> None:
         """Make the mean of these runs in the network."""
-        fill(self.model, lambda name: mean_of(self.files.tensors(name, members)))
+        fill(self.model, lambda name: mean_of([self.files[number].get_tensor(name) for number in members]))
 
     def _candidates(self) -> tuple[list[DevScore], list[Candidate]]:
         """Return the scores of the runs on the dev split, and the averages to choose from, scored."""
