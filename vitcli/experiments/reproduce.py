@@ -198,12 +198,10 @@ def _vtab(
     row: PaperRow, recipes: Mapping[str, Recipe], options: "RunOptions", finetune: Finetune
 ) -> dict[str, Any]:
     """Fine-tune the 19 tasks; run r of the score is the plain mean of run r of all tasks (paper, Table 9)."""
-    tasks = vtab.tasks_of(row.dataset)
-
-    def one_task(recipe: Recipe, out: Path) -> dict[str, Any]:
-        return finetune(recipe, replace(options, out=out))
-
-    vtab.finetune_tasks(tasks, recipes, one_task, out=options.out, dry_run=False, quiet=options.quiet)
+    tasks, how = vtab.tasks_of(row.dataset), {"out": options.out, "dry_run": False, "quiet": options.quiet}
+    vtab.finetune_tasks(
+        tasks, recipes, lambda recipe, out: finetune(recipe, replace(options, out=out)), **how
+    )
     summaries = {task: finished_summary(options.out / task) for task in tasks}  # of all workers
     by_run = zip(*(summary["runs"] for summary in summaries.values()), strict=True)
     return {

@@ -315,20 +315,14 @@ def _row(tables: PaperTables, column: str, task: str) -> PaperRow:
         trained = next((name for name in siblings if tables.tasks[name].labels == "own"), task)
     has_instead = entry.instead and task in tables.columns[entry.instead].published
     return PaperRow(
+        **entry.model_dump(include={"about", "model", "ckpt", "protocol"}),
+        **paper_task.model_dump(),
         name=f"{column}/{task}",
         training=f"{column}/{trained}",
-        about=entry.about,
         published=mean,
         published_std=std,
-        test_examples=paper_task.test_examples,
-        model=entry.model,
-        ckpt=entry.ckpt,
         unreleased=entry.unreleased and tables.reasons[entry.unreleased],
         instead=f"{entry.instead}/{task}" if has_instead else None,
-        protocol=entry.protocol,
-        recipe=paper_task.recipe,
-        dataset=paper_task.dataset,
-        labels=paper_task.labels,
         settings={**tables.shared.set, **entry.set, **entry.set_of.get(paper_task.recipe or "", {})},
     )
 
@@ -339,16 +333,11 @@ def _at_scale(row: PaperRow, tables: PaperTables, scale: str) -> PaperRow:
     mean, std = _fractions(small.published)
     return replace(
         row,
+        **small.model_dump(exclude={"set", "published"}),
         training=f"{row.name}-{scale}",
-        about=small.about,
         published=mean,
         published_std=std,
-        test_examples=small.test_examples,
-        model=small.model,
-        ckpt=small.ckpt,
         protocol="finetune",
-        recipe=small.recipe,
-        dataset=small.dataset,
         labels="own",
         settings={**tables.shared.set, **small.set},
         scale=scale,
