@@ -91,9 +91,7 @@ class LeftOutProblem:
 
     def part(self, which_N: np.ndarray) -> "LeftOutProblem":
         """Return the problem of some of the rows."""
-        return LeftOutProblem(
-            self.labels_N[which_N], self.groups_N[which_N], self.num_classes, self.strengths
-        )
+        return replace(self, labels_N=self.labels_N[which_N], groups_N=self.groups_N[which_N])
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,8 +193,7 @@ def compare_backbones(
         result |= {"asked": asked, "num_processes": runtime.world_size, "precision": settings.precision}
         alone = replace(settings, runtime=runtime.alone())  # the other processes have ended
         tested = _tested(backbones[best.ckpt], best, problem, rows_N, test, run=run, settings=alone)
-        result |= {"test": tested}
-        result |= {"elapsed_s": time.perf_counter() - began_at}
+        result |= {"test": tested, "elapsed_s": time.perf_counter() - began_at}
         return _write(out, result)
 
 
@@ -212,12 +209,8 @@ def _check(recipe: Recipe) -> None:
                 where=f"{option} (recipe key {key})",
                 fix="leave it out, or name one --ckpt and no --layers for the paper's protocol",
             )
-    fewshot = recipe.fewshot
-    for key, value, only in (
-        ("classifier", fewshot.classifier, "least-squares"),
-        ("balance", fewshot.balance, "none"),
-    ):
-        if value != only:
+    for key, only in (("classifier", "least-squares"), ("balance", "none")):
+        if (value := getattr(recipe.fewshot, key)) != only:
             raise VitError(
                 f"layers are compared by the closed form with fewshot.{key} = {only}, not {value}",
                 where=f"recipe key fewshot.{key}",
@@ -407,11 +400,10 @@ def _next(backbone: Backbone) -> list[str]:
 
 def _seen_notes(backbones: Sequence[Backbone]) -> list[str]:
     """Note checkpoints that were trained on the images: to leave one out does not make it new to them."""
-    seen = [(backbone.about["ckpt"], backbone.about["num_images_seen"]) for backbone in backbones]
     return [
-        f"{ckpt} was trained on {count:,} of these images; its accuracy is biased"
-        for ckpt, count in seen
-        if count
+        f"{backbone.about['ckpt']} was trained on {count:,} of these images; its accuracy is biased"
+        for backbone in backbones
+        if (count := backbone.about["num_images_seen"])
     ]
 
 

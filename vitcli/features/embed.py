@@ -152,8 +152,7 @@ def _write(
     if len(paths.encode()) > MOST_BYTES_OF_PATHS:
         paths = json.dumps(None)
         extractor.network.settings.progress.note(f"note: {len(rows_N):,} paths do not fit into the file")
-    metadata |= {"skipped_images": json.dumps(skipped), "paths": paths}
-    metadata |= {"has_labels": json.dumps(has_labels)}
+    metadata |= {"skipped_images": json.dumps(skipped), "paths": paths, "has_labels": json.dumps(has_labels)}
     about = {"has_labels": has_labels, "first_row": first_row}
     replace_file(out, lambda path: write_safetensors(path, store, rows_N, metadata, **about))
 

@@ -277,9 +277,7 @@ def choices_table(
     for choice in choices:
         loss = "diverged" if choice["dev_loss"] is None else f"{choice['dev_loss']:.4f}"
         interval = choice.get("dev_interval")
-        mark = ""
-        if chosen.items() <= choice.items():
-            mark = f"chosen, {reason(choices, chosen)}"
+        mark = f"chosen, {reason(choices, chosen)}" if chosen.items() <= choice.items() else ""
         accuracy = percent(accuracy_of(choice)), interval_text(interval) if interval else "-"
         rows.append((values_text(choice), *accuracy, loss, mark))
     columns = {"arm": "text", **dict.fromkeys(("accuracy", "95 %", "loss"), "number"), "": "text"}

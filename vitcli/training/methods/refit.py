@@ -78,7 +78,15 @@ class RefittedHead(Method):
             )
 
     def candidates(self) -> list[str]:
-        return candidates(self.recipe)
+        choices, optimizer = [], self.recipe.optimizer
+        if lr := optimizer.unfamiliar_lr:
+            choices.append(
+                f"rate {optimizer.lr:g}, or {lr:g} where frozen features know less than {FAMILIAR:.0%}"
+            )
+        if layers := self.recipe.model.head_layers:
+            more = f"{100 * AHEAD:.0f} points more"
+            choices.append(f"head on one layer, or on {layers} where these know {more}")
+        return choices
 
     def num_scored(self, job: "TrainingJob") -> int:
         return num_rows(job.splits.train, job.plan)
@@ -207,18 +215,6 @@ def join(model: nn.Module, head: ClosedFormHead) -> None:
     model.load_state_dict(
         {name: tuned[name] + fitted[name].to(tuned[name].device) for name in tuned}, strict=False
     )
-
-
-def candidates(recipe: Recipe) -> list[str]:
-    """Return what the closed form before training chooses between, each choice in words."""
-    choices, optimizer = [], recipe.optimizer
-    if lr := optimizer.unfamiliar_lr:
-        choices.append(
-            f"rate {optimizer.lr:g}, or {lr:g} where frozen features know less than {FAMILIAR:.0%}"
-        )
-    if layers := recipe.model.head_layers:
-        choices.append(f"head on one layer, or on {layers} where these know {100 * AHEAD:.0f} points more")
-    return choices
 
 
 def lr_of(recipe: Recipe, before: dict[str, Any]) -> float:
