@@ -149,14 +149,18 @@ class RowStore:
         content_ABC = np.ascontiguousarray(content_ABC)
         try:
             with self._mutex:
-                place = self._reserve(content_ABC.nbytes, make_segment)
-            if place is None:
+                reserved = self._reserve(content_ABC.nbytes, make_segment)
+            if reserved is None:
                 self.is_full = True
                 return False
-            segment, file, offset = place
+            segment, file, offset = reserved
             _write(file, content_ABC.data.cast("B"), offset)
             checksum = xxhash.xxh3_64_intdigest(content_ABC.data, SEED)
-            self._write_record(row, PLACE.pack(stamp, segment, offset, *content_ABC.shape, checksum))
+            place = PLACE.pack(stamp, segment, offset, *content_ABC.shape, checksum)
+            record = place + _check(place)
+            _write(self._index_file, memoryview(record), row * RECORD_BYTES)
+            if self._remembers:
+                self._checked[row] = record
         except OSError as error:
             self.problem, self.is_full, self._make_segment = error, True, None
             return False
@@ -191,12 +195,6 @@ class RowStore:
         segment.end += length
         self.added_bytes += length
         return segment.number, segment.file, offset
-
-    def _write_record(self, row: int, place: bytes) -> None:
-        record = place + _check(place)
-        _write(self._index_file, memoryview(record), row * RECORD_BYTES)
-        if self._remembers:
-            self._checked[row] = record
 
     def _map(self, segment: int) -> mmap.mmap | None:
         mapped = self._maps.get(segment)

@@ -242,7 +242,6 @@ class FastestSearch:
 
     def _measure_latency(self, trial: TriedFile, network: OnnxNetwork) -> None:
         """Measure it beside the baseline."""
-        assert self.baseline, "the first trial is the baseline"
         image_1HWC, first_1HWC = (
             comparison.drawn(1, self._size_for(each)) for each in (trial, self.trials[0])
         )
@@ -321,7 +320,6 @@ def fastest(
             judge(front(sequence), search, judged, *on_judged, z=z)
         kept = choose(search, budget_ms)
         # The file as every export leaves it
-        assert kept.verdict, "what is kept was judged"
         rows, verdict = [trial.as_json(search.latency_ms) for trial in search.trials], kept.verdict.as_json()
         plots.save(kept.path.with_name(figure.name), fastest_text.front_of(rows, verdict))
         prepared = search.prepared(kept.candidate, images)

@@ -83,7 +83,6 @@ class OnnxProcess:
 
     def answers(self, image_HWC: np.ndarray) -> np.ndarray:
         """Return the outputs of the network on an image: probabilities_K, number_1 or features_D."""
-        assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(image_HWC.shape).encode() + b"\n" + image_HWC.tobytes())
             self._process.stdin.flush()
@@ -98,7 +97,6 @@ class OnnxProcess:
 
     def _next(self) -> dict[str, Any]:
         """Return the next message of the process."""
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.endswith(b"\n"):
             raise self._ended()

@@ -1,7 +1,7 @@
 """`vit predict`: class probabilities or numbers of image files, with the same preprocessing as evaluation."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -192,7 +192,12 @@ def predict_with(
         result["new_classes"] = reason
     _decide(result, options, weights.readable_class_names)
     if run.out:
-        _write(run.out, result, topk, predictions, sheet)
+        if sheet:
+            contact_sheet.write(run.out, result, list(predictions), sheet)
+        else:
+            is_table = run.out.suffix == CSV
+            write_text(run.out, csv_text(_csv_rows(result, topk)) if is_table else as_jsonl(result))
+        result["out"] = str(run.out)
     return result
 
 
@@ -347,21 +352,6 @@ def _features_and_logits(model: TimmNetwork, mirrored: Network | None) -> Networ
         return torch.cat([features_BD.float(), mirrored(images_BCHW)], dim=1)
 
     return outputs
-
-
-def _write(
-    out: Path,
-    result: dict[str, Any],
-    topk: int,
-    rows: Iterable[int],
-    sheet: ContactSheet | None,
-) -> None:
-    """Write the file of --out, in the format of its ending."""
-    if sheet:
-        contact_sheet.write(out, result, list(rows), sheet)
-    else:
-        write_text(out, csv_text(_csv_rows(result, topk)) if out.suffix == CSV else as_jsonl(result))
-    result["out"] = str(out)
 
 
 def failure(result: dict[str, Any]) -> DataError | None:

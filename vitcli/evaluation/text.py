@@ -136,7 +136,11 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("scored on", f"{_images(result)}, {result['eval_split']}"))
     rows += [("note", note) for note in result.get("notes", ())]
     if "class_map" in result:
-        rows.append(("class map", _class_map(result)))
+        competing = (
+            "all classes compete" if result["competing_classes"] == "all" else "only its classes compete"
+        )
+        outside = f"{count_of(result['num_outside_map'], 'image')} of other classes left out"
+        rows.append(("class map", f"{result['class_map']}, {competing}, {outside}"))
     weakest = _weakest(result.get("per_class") or {})
     rows += [("weakest", weakest)] if weakest else []
     rows += skipped(result)
@@ -191,12 +195,6 @@ def _mistakes(result: dict[str, Any]) -> str:
     num_wrong = _num_wrong(result)
     more = f", {len(mistakes)} of {num_wrong:,}" if num_wrong > len(mistakes) else ""
     return f"\nmost confident mistakes{more}\n{simple_table(columns, rows).as_text()}"
-
-
-def _class_map(result: dict[str, Any]) -> str:
-    competing = "all classes compete" if result["competing_classes"] == "all" else "only its classes compete"
-    outside = f"{count_of(result['num_outside_map'], 'image')} of other classes left out"
-    return f"{result['class_map']}, {competing}, {outside}"
 
 
 def _weakest(per_class: dict[str, dict[str, float]]) -> str:
@@ -283,7 +281,9 @@ def predictions_as_text(result: dict[str, Any], *, is_brief: bool | None = None)
         is_brief: a line per image, with its top class and the next; default: for more than four images.
     """
     if "num_parts" in result:
-        return _parts_of_predictions(result)
+        left_out = skipped(result) if result["on_bad_image"] == "skip" else []
+        model = [("model", result["model"]), ("pixels", result["preprocessing"])]
+        return pairs([*summary_rows(result), *model, *left_out])
     predictions = result["predictions"]
     brief = len(predictions) > FEW if is_brief is None else is_brief
     if any("labels" in entry for entry in predictions):
@@ -295,12 +295,6 @@ def predictions_as_text(result: dict[str, Any], *, is_brief: bool | None = None)
     else:
         table = _brief_predictions(predictions) if brief else _all_predictions(predictions)
     return table + _end_of_predictions(result)
-
-
-def _parts_of_predictions(result: dict[str, Any]) -> str:
-    left_out = skipped(result) if result["on_bad_image"] == "skip" else []
-    model = [("model", result["model"]), ("pixels", result["preprocessing"])]
-    return pairs([*summary_rows(result), *model, *left_out])
 
 
 def _predicted_labels(predictions: list[dict[str, Any]]) -> str:

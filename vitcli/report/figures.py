@@ -282,17 +282,12 @@ def _images_of_mistakes(result: Predicted) -> tuple[html_page.CaptionedImage, ..
             (
                 f"{mistake.predicted} {mistake.probability:.0%}",
                 f"label: {mistake.label}",
-                _file(mistake.place),
+                str(Path(*Path(mistake.place).parts[-2:])),  # folder and name of the file, or the row
             ),
             is_marked=True,
         )
         for mistake in result.mistakes[:MISTAKES_SHOWN]
     )
-
-
-def _file(place: str) -> str:
-    """Return the folder and the name of an image's file, or its row."""
-    return str(Path(*Path(place).parts[-2:]))
 
 
 @lru_cache(maxsize=256)
