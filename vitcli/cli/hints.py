@@ -114,9 +114,7 @@ def unexpected_word(word: str, given: Sequence[str], command: str, options: Sequ
     option = None
     if "--ckpt" in options and looks_like_weights(word):
         option = "--ckpt"
-    elif ("--dataset" in options and (Path(word).exists() or re.search(r"[/\\]", word))) or (
-        "--dataset" in options and _is_alias(word)
-    ):
+    elif "--dataset" in options and (Path(word).exists() or re.search(r"[/\\]", word) or _is_alias(word)):
         option = "--dataset"
     fix = f"write {option} {shlex.quote(word)}" if option else f"{command} --help lists the options"
     if path := _split_path(word, given):

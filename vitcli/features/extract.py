@@ -23,7 +23,7 @@ from vitcli.data.transforms import as_data_keys
 from vitcli.errors import DataError, Stopped
 from vitcli.evaluation.inference import EvalSettings, outputs_of, report_progress
 from vitcli.evaluation.setup import LoadedNetwork, RunSettings, eval_settings, load_network
-from vitcli.features.feature_store import FeatureStore
+from vitcli.features.feature_store import FeatureStore, open_cached
 from vitcli.models import features
 from vitcli.models.blocks import LayerLayout, read_layers
 from vitcli.models.pos_embed import method_for
@@ -152,6 +152,25 @@ def extract(
         skipped = sorted(runtime.union(set(skipped)))
     num_computed = len(missing_N) - len(skipped)
     return ExtractedFeatures(store, len(rows_N) - len(missing_N), num_computed, skipped)
+
+
+def features_of_rows(
+    extractor: FeatureExtractor,
+    split: Split,
+    rows_N: np.ndarray,
+    open_store: Callable[[dict[str, Any], int], FeatureStore] = open_cached,
+) -> tuple[np.ndarray, np.ndarray, ExtractedFeatures]:
+    """Return those of the rows that can be decoded, their features (N, D), and what else `extract` tells.
+
+    Of a process alone; without a row the features are of no width either.
+    """
+    computed = extract(extractor, split, rows_N, open_store, with_logits=False)
+    try:
+        rows_N = rows_N[computed.store.has(rows_N)]
+        features_ND = computed.store.read(rows_N)["features"] if len(rows_N) else np.zeros((0, 0))
+        return rows_N, features_ND, computed
+    finally:
+        computed.store.close()
 
 
 def fill_store(

@@ -37,8 +37,7 @@ from vitcli.errors import DataError, VitError
 from vitcli.evaluation.calibration.scaling import softmax_scale
 from vitcli.evaluation.mistakes import places_of, thumbnail_of
 from vitcli.evaluation.setup import RunSettings, read_checkpoint
-from vitcli.features.extract import FeatureExtractor, extract, open_extractor
-from vitcli.features.feature_store import open_cached
+from vitcli.features.extract import FeatureExtractor, features_of_rows, open_extractor
 from vitcli.features.least_squares import (
     SWEEP,
     at_best_l2,
@@ -156,15 +155,10 @@ def _open_labelled(name: SplitName, against: SplitName, section: Data) -> Split:
 
 def _suspects(extractor: FeatureExtractor, split: Split) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the facts of the labels with a record of each image, and the first images with neighbours."""
-    computed = extract(extractor, split, np.arange(len(split)), open_cached, with_logits=False)
+    rows_N, features_ND, computed = features_of_rows(extractor, split, np.arange(len(split)))
     extractor.network.settings.runtime.shutdown()
-    try:
-        rows_N = np.flatnonzero(computed.store.has(np.arange(len(split))))
-        if not len(rows_N):
-            raise DataError(f"no image of {split.name} can be read", where="--labels", fix="check its files")
-        features_ND = computed.store.read(rows_N)["features"]
-    finally:
-        computed.store.close()
+    if not len(rows_N):
+        raise DataError(f"no image of {split.name} can be read", where="--labels", fix="check its files")
     seen = SeenImages.of(extractor.network.weights.metadata)
     labels_N, groups_N = split.read_labels()[rows_N], split.rows(rows_N).groups_N
     found = find_suspects(features_ND, labels_N, num_classes=split.num_classes, groups_N=groups_N)

@@ -36,8 +36,7 @@ from vitcli.evaluation.setup import LoadedNetwork, RunSettings, read_checkpoint
 from vitcli.evaluation.text import predictions_as_text
 from vitcli.features import forecast, least_squares
 from vitcli.features.draws import read_draws
-from vitcli.features.extract import FeatureExtractor, extract, open_extractor
-from vitcli.features.feature_store import open_cached
+from vitcli.features.extract import FeatureExtractor, features_of_rows, open_extractor
 from vitcli.features.fewshot import open_splits
 from vitcli.features.least_squares import SWEEP, Solution, influences
 from vitcli.inspection.analysis import attention_overlay
@@ -252,14 +251,9 @@ def _fitted(
     Args:
         l2: its strength, or "sweep" for that of the highest leave-one-out accuracy.
     """
-    computed = extract(extractor, train, rows_N, open_cached, with_logits=False)
-    try:
-        rows_N = rows_N[computed.store.has(rows_N)]
-        if not len(rows_N):
-            raise DataError(f"no image of {train.name} can be read", where="--why", fix="check its files")
-        features_ND = computed.store.read(rows_N)["features"]
-    finally:
-        computed.store.close()
+    rows_N, features_ND, _ = features_of_rows(extractor, train, rows_N)
+    if not len(rows_N):
+        raise DataError(f"no image of {train.name} can be read", where="--why", fix="check its files")
     labels_N, groups_N = train.read_labels()[rows_N], train.rows(rows_N).groups_N
     if not least_squares.has_others(labels_N, groups_N).any():
         units = "images" if groups_N is None else "groups"

@@ -26,7 +26,7 @@ from vitcli.data.split import Split
 from vitcli.errors import DataError, MachineError, nearest_path
 from vitcli.evaluation.inference import nothing_decoded
 from vitcli.evaluation.setup import RunSettings, read_checkpoint
-from vitcli.features.extract import extract, open_extractor
+from vitcli.features.extract import features_of_rows, open_extractor
 from vitcli.features.feature_store import open_cached
 from vitcli.io.files import delete_lock, lock_file
 from vitcli.output.atomic import check_can_write_in
@@ -185,16 +185,12 @@ def label(
                 {name: label for name, label in of_folders.items() if label and name not in none}
             )
         extractor = open_extractor(read_checkpoint(recipe, quiet=run.quiet), recipe, run)
-        progress, all_N = extractor.network.settings.progress, np.arange(len(place.names))
+        progress = extractor.network.settings.progress
         for line in place.images.left_out.lines():
             progress.note(line)
-        computed = extract(extractor, place.images, all_N, open_cached, with_logits=False)
-        store = computed.store
-        rows_N = all_N[store.has(all_N)] if computed.skipped else all_N
+        rows_N, features_ND, _ = features_of_rows(extractor, place.images, np.arange(len(place.names)))
         if not len(rows_N):
             raise nothing_decoded(place.images)
-        features_ND = store.read(rows_N)["features"]
-        store.close()
         groups_N = near_copies(place.images, progress, run.workers)[rows_N]
         session = Labelling(
             [place.names[row] for row in rows_N],

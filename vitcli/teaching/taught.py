@@ -23,7 +23,7 @@ from vitcli.data.seen_images import KEY, SeenImages, as_metadata, digests_of
 from vitcli.data.split import Split
 from vitcli.errors import DataError
 from vitcli.evaluation.setup import RunSettings, read_checkpoint
-from vitcli.features.extract import FeatureExtractor, extract, open_extractor
+from vitcli.features.extract import FeatureExtractor, features_of_rows, open_extractor
 from vitcli.features.feature_store import FeatureStore, open_cached, open_temporary
 from vitcli.features.least_squares import DEFAULT_L2, in_float32
 from vitcli.features.statistics import STEP, ClosedFormStatistics, network_digest
@@ -76,13 +76,8 @@ class Taught:
         """Return those of the rows of a split that can be decoded, their features, and the other places."""
         data = self.extractor.recipe.data.model_copy(update={"dataset": dataset})
         extractor = replace(self.extractor, recipe=self.extractor.recipe.model_copy(update={"data": data}))
-        computed = extract(extractor, split, rows_N, open_store, with_logits=False)
-        try:
-            rows_N = rows_N[computed.store.has(rows_N)]
-            features_ND = computed.store.read(rows_N)["features"] if len(rows_N) else np.zeros((0, 0))
-            return rows_N, features_ND, computed.skipped
-        finally:
-            computed.store.close()
+        rows_N, features_ND, computed = features_of_rows(extractor, split, rows_N, open_store)
+        return rows_N, features_ND, computed.skipped
 
 
 def open_taught(ckpt: str, run: RunSettings) -> Taught:
@@ -124,11 +119,8 @@ def open_taught(ckpt: str, run: RunSettings) -> Taught:
         return taught
     of_run, is_there = run_folder.recipe_of(folder)
     if not is_there:
-        what, fix = (
-            f"the images of the run are gone: {of_run.data.dataset}",
-            "put them where its recipe.toml says",
-        )
-        raise DataError(what, where=str(folder), fix=fix)
+        what = f"the images of the run are gone: {of_run.data.dataset}"
+        raise DataError(what, where=str(folder), fix="put them where its recipe.toml says")
     train = training_images(of_run, weights, needed_by="vit teach")
     every = np.arange(len(train))
     rows_N, features_ND, skipped = taught.features(train, of_run.data.dataset, every, open_cached)

@@ -230,11 +230,8 @@ def _open_images(
     """Return the images to add, their labels, and the names of the classes."""
     if class_name is not None:
         split = find_images([add], where="--add")
-        return (
-            split,
-            np.zeros(len(split), dtype=np.int64),
-            (class_named(class_name, taught.statistics.class_names),),
-        )
+        names = (class_named(class_name, taught.statistics.class_names),)
+        return split, np.zeros(len(split), dtype=np.int64), names
     data = taught.extractor.recipe.data.model_copy(update={"dataset": add, "one_class": True})
     source = from_section(data)
     split = source.open(source.default_train_split() or source.only_split("--add"))
