@@ -23,6 +23,7 @@ from vitcli.io.files import read_regular
 from vitcli.output.atomic import unreadable
 
 Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
+Score = Fraction | None  # None where a result has none
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[FiniteFloat, Field(ge=0)]
 Resolution = int | list[int]
@@ -83,43 +84,30 @@ PERCENT, DIGITS = "{:.2%}", "{:.4f}"
 class Scores(FileModel):
     """Scores of one class or several labels per image, of numbers, and of masked patches."""
 
-    top1: Annotated[Fraction | None, ScoreFormat("top-1", PERCENT, rows="brief")] = None
-    top5: Annotated[Fraction | None, ScoreFormat("top-5", PERCENT, rows="brief", in_report=True)] = None
-    real_top1: Annotated[
-        Fraction | None, ScoreFormat("ReaL", PERCENT, "real", rows="brief", in_report=True)
-    ] = None
-    balanced_accuracy: Annotated[
-        Fraction | None, ScoreFormat("balanced", PERCENT, "classes", in_report=True)
-    ] = None
-    precision_macro: Annotated[Fraction | None, ScoreFormat("precision", PERCENT, "classes")] = None
-    recall_macro: Annotated[Fraction | None, ScoreFormat("recall", PERCENT, "classes")] = None
-    f1_macro: Annotated[
-        Fraction | None, ScoreFormat("F1", PERCENT, "classes", rows="full", in_report=True)
-    ] = None
-    precision_weighted: Annotated[
-        Fraction | None, ScoreFormat("precision", PERCENT, "classes", "weighted")
-    ] = None
-    recall_weighted: Annotated[Fraction | None, ScoreFormat("recall", PERCENT, "classes", "weighted")] = None
-    f1_weighted: Annotated[Fraction | None, ScoreFormat("F1", PERCENT, "classes", "weighted")] = None
-    auroc_macro: Annotated[Fraction | None, ScoreFormat("AUROC", DIGITS, "classes", in_report=True)] = None
-    aupr_macro: Annotated[Fraction | None, ScoreFormat("AUPR", DIGITS, "classes")] = None
-    mean_ap: Annotated[
-        Fraction | None, ScoreFormat("mAP", PERCENT, "multilabel", rows="brief", in_report=True)
-    ] = None
+    top1: Annotated[Score, ScoreFormat("top-1", PERCENT, rows="brief")] = None
+    top5: Annotated[Score, ScoreFormat("top-5", PERCENT, rows="brief", in_report=True)] = None
+    real_top1: Annotated[Score, ScoreFormat("ReaL", PERCENT, "real", rows="brief", in_report=True)] = None
+    balanced_accuracy: Annotated[Score, ScoreFormat("balanced", PERCENT, "classes", in_report=True)] = None
+    precision_macro: Annotated[Score, ScoreFormat("precision", PERCENT, "classes")] = None
+    recall_macro: Annotated[Score, ScoreFormat("recall", PERCENT, "classes")] = None
+    f1_macro: Annotated[Score, ScoreFormat("F1", PERCENT, "classes", rows="full", in_report=True)] = None
+    precision_weighted: Annotated[Score, ScoreFormat("precision", PERCENT, "classes", "weighted")] = None
+    recall_weighted: Annotated[Score, ScoreFormat("recall", PERCENT, "classes", "weighted")] = None
+    f1_weighted: Annotated[Score, ScoreFormat("F1", PERCENT, "classes", "weighted")] = None
+    auroc_macro: Annotated[Score, ScoreFormat("AUROC", DIGITS, "classes", in_report=True)] = None
+    aupr_macro: Annotated[Score, ScoreFormat("AUPR", DIGITS, "classes")] = None
+    mean_ap: Annotated[Score, ScoreFormat("mAP", PERCENT, "multilabel", rows="brief", in_report=True)] = None
     f1_at_thresholds: Annotated[
-        Fraction | None,
-        ScoreFormat("F1", PERCENT, "multilabel", "at thresholds", rows="brief", in_report=True),
+        Score, ScoreFormat("F1", PERCENT, "multilabel", "at thresholds", rows="brief", in_report=True)
     ] = None
     loss: Annotated[FiniteFloat | None, ScoreFormat("loss", DIGITS, "all", "nats", in_report=True)] = None
-    ece: Annotated[Fraction | None, ScoreFormat("ECE", PERCENT, detail="%", in_report=True)] = None
+    ece: Annotated[Score, ScoreFormat("ECE", PERCENT, detail="%", in_report=True)] = None
     brier: Annotated[FiniteFloat | None, ScoreFormat("Brier", DIGITS, in_report=True)] = None
     mae: Annotated[Amount | None, ScoreFormat("MAE", of="numbers", rows="brief")] = None
     rmse: Annotated[Amount | None, ScoreFormat("RMSE", of="numbers", rows="full")] = None
     r2: Annotated[FiniteFloat | None, ScoreFormat("R2", of="numbers", rows="brief")] = None
-    patch_accuracy: Annotated[Fraction | None, ScoreFormat("patches", PERCENT, "patches", rows="brief")] = (
-        None
-    )
-    most_frequent_color: Annotated[Fraction | None, ScoreFormat("majority class", PERCENT, "patches")] = None
+    patch_accuracy: Annotated[Score, ScoreFormat("patches", PERCENT, "patches", rows="brief")] = None
+    most_frequent_color: Annotated[Score, ScoreFormat("majority class", PERCENT, "patches")] = None
 
     @property
     def are_errors(self) -> bool:
