@@ -99,6 +99,9 @@ OF_EXPORTS = {
             'if runtime == "openvino":',
         ),
     },
+    ("vitcli/weights/production/program.py", "tests/conversion/test_onnx_file.py"): {
+        "attention is exported as the fused function": ("    with WrittenOut(), ", "    with "),
+    },
     ("vitcli/weights/onnx.py", "tests/conversion/test_onnx_file.py"): {
         "a network is exported again for each precision": (
             'if fp32 and form.precision != "fp16" and not is_large:',

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from onnx import load as load_graph
 from PIL import Image
 
 from tests.conftest import run
@@ -121,6 +122,15 @@ def test_it_takes_batches_says_what_it_is_and_nothing_of_the_machine_that_made_i
     assert json.loads(told["class_names"]) == list(read_weights("demo").class_names)
     assert json.loads(told["preprocessing"]).items() >= preprocessing().as_rules().items()
     assert b".py" not in path.read_bytes() and str(path.parent).encode() not in path.read_bytes()
+
+
+def test_attention_in_a_file_copies_no_keys_and_computes_no_shapes(exported):
+    nodes = load_graph(exported[0] / "net.onnx").graph.node
+    made_by = {name: node for node in nodes for name in node.output}
+    softmax = next(node for node in nodes if node.op_type == "Softmax")
+
+    product = made_by[softmax.input[0]]
+    assert [product.op_type, made_by[product.input[1]].op_type] == ["MatMul", "Transpose"]
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ def test_a_cpu_that_emulates_bf16_keeps_the_fused_kernel(written_out, monkeypatc
 @pytest.mark.parametrize("options", [{"dropout_p": 0.5}, {"is_causal": True}, {"attn_mask": MASK}])
 def test_dropout_and_masks_are_torchs_without_gradients(options, written_out):
     q, k, _ = in_heads(num_queries=NUM_TOKENS, num_keys=NUM_TOKENS)
-    with kernels._WrittenOut():
+    with kernels.WrittenOut():
         torch.manual_seed(0)
         ours = F.scaled_dot_product_attention(q, k, k, **options)
     torch.manual_seed(0)
@@ -156,7 +156,7 @@ def test_in_training_a_bias_of_the_logits_has_its_gradient():
     q, k, _ = (x.requires_grad_() for x in in_heads(num_queries=NUM_TOKENS, num_keys=NUM_TOKENS))
     bias, of_ours = (torch.randn(1, 2, NUM_TOKENS, NUM_TOKENS).requires_grad_() for _ in range(2))
     of_ours.data.copy_(bias.data)
-    with kernels._WrittenOut():
+    with kernels.WrittenOut():
         ours = F.scaled_dot_product_attention(q, k, k, attn_mask=of_ours)
     expected = F.scaled_dot_product_attention(q.double(), k.double(), k.double(), attn_mask=bias.double())
     for outputs in (ours, expected):
@@ -168,7 +168,7 @@ def test_in_training_a_bias_of_the_logits_has_its_gradient():
 
 def test_dropout_of_the_weights_drops_all_or_nothing():
     q, k, v = (x.requires_grad_() for x in in_heads(num_queries=NUM_TOKENS, num_keys=NUM_TOKENS))
-    with kernels._WrittenOut():
+    with kernels.WrittenOut():
         assert not F.scaled_dot_product_attention(q, k, v, dropout_p=1.0).any()
         half = F.scaled_dot_product_attention(q, k, torch.ones_like(v), dropout_p=0.5)
 

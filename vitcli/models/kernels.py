@@ -70,7 +70,7 @@ class ChoosesAttention(nn.Module):
 
     def forward(self, *args: Any, **options: Any) -> Tensor:
         tokens = args[0] if args else next(iter(options.values()))  # timm's classes name it differently
-        with _WrittenOut() if is_written_out(tokens) else nullcontext():
+        with WrittenOut() if is_written_out(tokens) else nullcontext():
             return super().forward(*args, **options)
 
 
@@ -92,7 +92,7 @@ def is_written_out(x: Tensor) -> bool:
     return dtype == torch.bfloat16
 
 
-class _WrittenOut(TorchFunctionMode):
+class WrittenOut(TorchFunctionMode):
     """Replaces `scaled_dot_product_attention` inside the context where that is faster.
 
     With a mask or dropout that is in training alone; causal attention and fewer keys than queries have heads

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitcli.data.transforms import Preprocessing
+from vitcli.models.kernels import WrittenOut
 
 INPUTS = ("images", "pixels")
 PRECISIONS = ("fp32", "fp16", "int8", "int8-weights")
@@ -116,8 +117,10 @@ class FromImages(nn.Module):
 @contextmanager
 def exporting() -> Iterator[None]:
     """Let torch's exporters run within the block as they need it, without their warnings."""
-    # With a bias, fused attention leaves strides that they cannot handle (torch 2.15).
-    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings(action="ignore"), torch.no_grad():
+    # Fused attention becomes shapes that are computed in each call and copies that runtimes cannot fold; with
+    # a bias it leaves strides that the exporters cannot handle (torch 2.15).
+    quiet = warnings.catch_warnings(action="ignore")
+    with WrittenOut(), sdpa_kernel(SDPBackend.MATH), quiet, torch.no_grad():
         yield
 
 
