@@ -24,7 +24,6 @@ class Lap:
     """One round of work.
 
     Attributes:
-        images: how many went through.
         cpu_s: user and system time of all threads of this process.
         waited_s: part of `wall_s` in which the network had no images.
     """
@@ -74,7 +73,6 @@ class Stream:
     """Items of an endless iterator, such as the batches of a loader, in laps.
 
     Args:
-        items: pulled one after the other.
         images_of: number of images of an item.
         settle: items before each lap, which are not timed: what was prepared while another side had its turn.
         waits: counts the waiting for data, where the items are made of them.

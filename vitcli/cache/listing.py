@@ -24,7 +24,6 @@ class ClearOptions:
         kinds: of KINDS, or "all"; none with a filter stands for all.
         older_than: only entries unused for at least this long, such as 30d.
         keep: delete least recently used entries until at most this much remains, such as 10GB.
-        dry_run: delete nothing.
     """
 
     kinds: Sequence[str] = ()

@@ -214,11 +214,7 @@ def _train(
     folds: int | None = None,
     more: dict[str, Any] | None = None,
 ) -> int:
-    """Run a training command here or in the processes that the command line asks for.
-
-    Args:
-        more: recipe keys.
-    """
+    """Run a training command here or in the processes that the command line asks for."""
     began_at = launcher.began_at()
     from vitcli import recipe as recipes
     from vitcli.experiments import vtab

@@ -70,7 +70,6 @@ class ExportOptions:
         calibrate: files, folders and globs of training images, for int8; none means those of the run.
         gate: data set on which the file may lose `max_drop` (a fraction) of the accuracy; None for no gate.
         split: of the gate.
-        overwrite: replace an existing OUT.
     """
 
     to: str | None = None

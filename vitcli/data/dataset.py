@@ -40,10 +40,6 @@ EVAL_NAMES = ("test", "testing", "validation", "val", "valid", "dev", "eval")
 class DataSet:
     """A named data set whose splits can be opened; nothing is read before that.
 
-    Args:
-        name: as the user gave it.
-        choices: what the user says about it besides.
-
     Raises:
         DataError: there is no such data set, or it cannot be downloaded or listed.
     """
@@ -340,7 +336,6 @@ class FoldedSplit:
     """All images of a training split with the folds that they are held out in.
 
     Attributes:
-        train_split: its name.
         folds_N: of each row, from 0.
         random_folds_N: as they would be if groups could be separated; None without groups.
     """
@@ -382,7 +377,6 @@ class Cuts:
     """What a recipe's [data] section cuts from a training split.
 
     Attributes:
-        train_split: its name.
         seed, trained_before: see `open_train_and_eval`.
     """
 

@@ -37,7 +37,6 @@ class MemoryStore:
     """Decoded (H, W, 3) uint8 images by row in the memory of this process, for any number of threads.
 
     Attributes:
-        num_added: images that are stored.
         is_full: whether an image had no room.
         problem: None; see `RowStore`.
     """

@@ -45,11 +45,9 @@ class TrainSampler:
     """The rows that one process loads at each step of a training run.
 
     Attributes:
-        num_examples: rows of the split.
         block_starts: `Split.block_starts` of streamed shards, None for tables.
         window: rows of shards that are shuffled among each other; tables are shuffled as a whole.
         batch_size: images per optimizer step, over all processes.
-        seed: of the run.
         rank, world_size: this process and the number of processes.
         by_class: order of a table whose classes are drawn in other proportions; None for a shuffle of all.
     """

@@ -79,7 +79,6 @@ class Split:
 
     Attributes:
         name: for messages: "flowers17, split train".
-        num_examples: number of rows.
         class_names: in the order of the label numbers, or None if the data has numbers only.
         num_classes: outputs of a head for these labels; 1 for numbers.
         read_row: function of the row to its image, encoded bytes or a decoded (H, W, 3) uint8 array, and its

@@ -71,7 +71,6 @@ class Watch:
     Attributes:
         group: of the beats.
         longest_s: how long to wait for another process.
-        main_thread: its number.
         has_left: set when the main thread is at the end of its block.
         only_waits: set when it waits there for the others.
     """

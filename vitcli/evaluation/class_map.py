@@ -84,7 +84,6 @@ class ClassMap:
 
     Attributes:
         name: as given on the command line.
-        path: its file.
         classes: class of the data to one or several classes of a checkpoint, by number or name.
     """
 

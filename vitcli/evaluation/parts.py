@@ -32,10 +32,8 @@ class Parts:
     """How a split is divided, and what is done with each part.
 
     Attributes:
-        out: folder of the parts.
         rows: of a part.
         asked: all that a file depends on besides its rows, as JSON.
-        suffix: of the files.
         write: makes the file of a part of the split, whose first row it is given, on all processes.
         read: returns "num_examples" and "skipped_images" of a file; OSError or ValueError if it is missing or
             damaged.

@@ -91,7 +91,6 @@ def data_size_figure(points: Points, *, images: str, score: str, note: str) -> F
         points: of `study_grid.points`, each with a mean.
         images: the x axis, such as "pre-training images".
         score: the accuracy: "5-shot accuracy on imagenet".
-        note: a line below the figure.
     """
     # A line for each network, with error bars where a point has several runs.
     labels = labels_of(points)
@@ -127,7 +126,6 @@ def compute_figure(
         points: of `study_grid.points`, each with a mean and exaflops.
         panels: by title.
         cost: the x axis, such as "pre-training compute".
-        note: a line below the figure.
         joined_by: "families" or "model": lines join the points of each.
     """
     labels = labels_of(points)

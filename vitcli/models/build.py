@@ -210,7 +210,6 @@ def build(
     timm. The last layer is always zero.
 
     Args:
-        arch: which network.
         dropout: probability, after the position embedding, the attention's projection and both MLP layers.
         drop_path: probability that the last block is skipped, rising linearly from 0 at the first.
         patch_dropout: fraction of an image's patches that the blocks do not see in training, drawn for each

@@ -19,7 +19,6 @@ class Progress:
     """Notes and one progress bar at a time; silent with `quiet` and on all processes but the first.
 
     Args:
-        verbose: print details, too.
         noted: what `note_once` has printed; one set for the runs of one command.
     """
 

@@ -165,7 +165,6 @@ def open_run(
     """Open the folder of a run, new or to be resumed, and write its recipe and environment.
 
     Args:
-        arguments: of the command line.
         keep_metrics: leave metrics.jsonl for a checkpoint to rewind; otherwise it is written again.
 
     Raises:

@@ -46,7 +46,6 @@ class Changes:
             a folder of images; None for nothing.
         class_name: of all images of `add`.
         remove: files and folders of images.
-        remove_classes: names.
     """
 
     add: str | None = None

@@ -31,7 +31,6 @@ def training_curves(
 
     Args:
         records: of metrics.jsonl; not every step has one.
-        num_steps: of the run.
         num_classes: top-5 is drawn where it says anything.
         lr_at: the learning rate of an update counted from 0. It is plotted as planned, at every step.
     """

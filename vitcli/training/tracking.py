@@ -60,9 +60,6 @@ class TrackedRun:
 class Tracking:
     """The connection of a run to its tracker, which may fail at any time: it never stops a run.
 
-    Args:
-        note: prints a line.
-
     Raises:
         MachineError: the tracker does not start, for want of an account, say.
     """

@@ -27,7 +27,6 @@ def randaugment(image_HWC: np.ndarray, *, num_layers: int, magnitude: float, rng
         image_HWC: uint8, RGB; not modified, but returned itself where nothing is done.
         num_layers: operations one after the other; one may be drawn again.
         magnitude: strength of all operations; 10 is the end of AutoAugment's scale, 0 is not the identity.
-        rng: source of every random number.
     """
     image_HWC = np.ascontiguousarray(image_HWC)
     for _ in range(num_layers):

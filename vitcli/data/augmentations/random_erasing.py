@@ -24,7 +24,6 @@ def erase(
     Args:
         image_HWC: uint8, RGB.
         mean: the colour, per channel, in [0, 1].
-        rng: source of every random number.
     """
     if rng.random() > probability:
         return

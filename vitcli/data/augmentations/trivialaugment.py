@@ -22,7 +22,6 @@ def trivialaugment(image_HWC: np.ndarray, *, rng: Random) -> np.ndarray:
 
     Args:
         image_HWC: uint8, RGB; not modified, but returned itself where nothing is done.
-        rng: source of every random number.
     """
     name = rng.choice(NAMES)
     if name == "identity":

@@ -82,7 +82,6 @@ class AverageOptions:
         split: the dev split; None for the one that the runs held out.
         out: the folder to write; None names a new one.
         workers: loader threads; None for the default.
-        arguments: the command line.
     """
 
     method: str = AUTO
@@ -100,11 +99,8 @@ class AverageTask:
     """Runs to average, and the images to select and to report on.
 
     Attributes:
-        method: as of `AverageOptions`.
         dev: the dev split; None if there is none, and the mean is delivered without validation.
-        eval_split: images to report on.
         out: the folder to write, and what was asked for, by which a repeated command knows it again.
-        arguments: the command line.
     """
 
     runs: Sequence[FinishedRun]

@@ -33,7 +33,6 @@ class EarlyStopping(Method):
             loss: the higher pair is better.
         step: at which it was; 0 before the first.
         num_since: evaluations since.
-        last_step: of the last evaluation.
     """
 
     decides_by_evaluations = True
