@@ -172,8 +172,9 @@ def predict_split(
         DataError: an image cannot be decoded and `on_bad_image` is "error", or none can.
         WeightsError: a logit is not a finite number.
     """
-    has_scores = not split.is_multilabel and len(split) * num_classes <= MOST_SCORES
-    keeps_logits = keeps_all_logits(split, num_classes)
+    has_room = len(split) * num_classes <= MOST_SCORES
+    has_scores = not split.is_multilabel and has_room
+    keeps_logits = split.is_multilabel and not split.is_large and has_room
 
     def columns_of(batch: Batch, logits_BK: Tensor) -> dict[str, Tensor]:
         logits_BK = logits_BK if project is None or mean else project(logits_BK)
@@ -203,11 +204,6 @@ def _predictions(columns: dict[str, Tensor], rows_N: Tensor) -> Predictions:
     counted = {name: values_N.numpy() for name, values_N in columns.items()}
     example_scores = {name: counted.pop(name) for name in metrics.EXAMPLE_SCORES}
     return Predictions(rows_N=rows_N.numpy(), example_scores=example_scores, **counted)
-
-
-def keeps_all_logits(split: Split, num_classes: int) -> bool:
-    """Return whether `predict_split` keeps every logit: of several labels a row, unless they are too many."""
-    return split.is_multilabel and not split.is_large and len(split) * num_classes <= MOST_SCORES
 
 
 def prediction_columns(logits_BK: Tensor, labels: Tensor, *, has_scores: bool = False) -> dict[str, Tensor]:

@@ -77,7 +77,6 @@ class TrainingImages:
     Attributes:
         rows_N: of the split, in the order of the fitted rows.
         solution: of one l2.
-        layer: of the features.
         about: of the JSON.
     """
 

@@ -91,7 +91,6 @@ class Lease:
     """A cell that this process holds, as a context: it ends as done, stopped or failed.
 
     Attributes:
-        name: of the cell.
         claim: its folder.
         rival: the folder of the next claim.
         covers: absolute path of what nobody else writes meanwhile.
@@ -167,11 +166,7 @@ class CellState:
 
 
 class Cells:
-    """The claims in a folder. Made when a command begins; removed with its results.
-
-    Args:
-        folder: of the command (--out).
-    """
+    """The claims in a folder. Made when a command begins; removed with its results."""
 
     def __init__(self, folder: Path):
         self.folder, self.home, self.seconds = folder, folder / HOME, lease_seconds()

@@ -44,7 +44,6 @@ class SharedWork:
 
     Args:
         folder: of the command, which its workers share.
-        runtime: the processes of this worker.
         on_done: called with number and result of each cell in order, also of other workers.
         noun: name of a cell.
     """

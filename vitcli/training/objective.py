@@ -210,7 +210,6 @@ class TrainingTask:
     """Supervised classification, regression or masked patch prediction.
 
     Attributes:
-        objective: the loss to minimise.
         score: scores a held-out split, with the arguments of `inference.evaluate`.
         line: formats the metrics for the terminal.
         published: picks from a state dict what a finished run publishes, in timm's names.

@@ -35,8 +35,6 @@ class RunSplits:
     """The images of one run.
 
     Attributes:
-        train: is trained on.
-        eval: is reported on.
         choice: the dev split within the run, neither trained on nor reported on; None if the recipe has
             nothing to choose.
         thresholds: chooses the thresholds of several labels; None for other runs, and without such images.

@@ -37,7 +37,11 @@ def open_local(path: Path, choices: Choices = AS_FOUND) -> Tables:
     """
     typed, path = str(path), Path(os.path.abspath(path.expanduser()))
     if path.is_file():
-        return _open_file(path, typed, choices)
+        if path.suffix.lower() in BUILDERS:
+            return _table_files(path.parent, [path])
+        if path.suffix.lower() in label_files.SUFFIXES:
+            return label_files.open_label_files([path], path.parent, choices, one_hot=True, of_folder=False)
+        raise not_a_data_set(path, typed)
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
         return _saved_to_disk(path)
     files = list_files(path, path)
@@ -65,14 +69,6 @@ def _may_hold_images(table: Path) -> bool:
     except (OSError, ValueError, pa.ArrowException):  # a damaged one is named when it is opened
         return True
     return any(map(may_be_image, features.values()))
-
-
-def _open_file(path: Path, typed: str, choices: Choices) -> Tables:
-    if path.suffix.lower() in BUILDERS:
-        return _table_files(path.parent, [path])
-    if path.suffix.lower() in label_files.SUFFIXES:
-        return label_files.open_label_files([path], path.parent, choices, one_hot=True, of_folder=False)
-    raise not_a_data_set(path, typed)
 
 
 def _open_folder(path: Path, typed: str, choices: Choices) -> Tables | None:

@@ -183,7 +183,9 @@ class ManyRuns:
                 if not stage.is_trial:
                     raise
                 self.shared.progress.note(f"note: {error.message}")
-            return on_main(partial(_mark_diverged, path))
+            mark = {"diverged": True}  # so that a resumed sweep does not train it again
+            on_main(partial(write_json, path / run_folder.DIVERGED, mark))
+            return mark
 
         def on_done(number: int, summary: dict[str, Any]) -> None:
             if stage.is_trial:
@@ -242,13 +244,6 @@ def _finished_trial(path: Path, recipe: Recipe) -> dict[str, Any] | None:
     if result is not None:
         refuse_other_recipe(path, recipe)
     return result
-
-
-def _mark_diverged(path: Path) -> dict[str, Any]:
-    """Write and return a mark, so that a resumed sweep does not train a diverged trial again."""
-    mark = {"diverged": True}
-    write_json(path / run_folder.DIVERGED, mark)
-    return mark
 
 
 def _drop_weights(path: Path) -> None:

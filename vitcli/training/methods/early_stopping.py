@@ -32,7 +32,6 @@ class EarlyStopping(Method):
         score: its accuracy, if it has one (of several labels the mean average precision), and its negative
             loss: the higher pair is better.
         step: at which it was; 0 before the first.
-        num_since: evaluations since.
     """
 
     decides_by_evaluations = True

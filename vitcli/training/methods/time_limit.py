@@ -65,7 +65,6 @@ class TimeLimit:
         began_at: when the command started, by `clock`.
         most_steps: of the recipe.
         is_planned: whether an earlier part of the run has planned its steps.
-        is_main: whether this is the first process.
 
     Attributes:
         used_before_s: time of the earlier parts of a resumed run.
