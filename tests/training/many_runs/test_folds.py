@@ -207,8 +207,8 @@ def test_a_limit_of_time_is_shared_by_the_runs_that_follow_one_another(monkeypat
     monkeypatch.setattr(many_runs, "settle_pixels", lambda recipe, command: recipe)
     words = ["train.folds=5", "schedule.max_minutes=60", "data.dataset=photos", "model.ckpt=demo"]
     options = SimpleNamespace(arms_parallel=at_a_time)
-    runs = CrossValidation("finetune", recipe.load("finetune/default", words), options, SimpleNamespace(
-        runtime=None, progress=None))  # fmt: skip
+    runs = CrossValidation(recipe.load("finetune/default", words), options, SimpleNamespace(
+        command="finetune", runtime=None, progress=None))  # fmt: skip
 
     each = [*runs._fold_recipes(), runs._final_recipe()]  # five folds in turns, then one on all images
     assert {one.schedule.max_minutes for one in each} == {minutes} and len(each) == 6

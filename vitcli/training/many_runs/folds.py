@@ -47,13 +47,13 @@ SEEN = ("num_held_out_copies", "num_held_out_seen")
 class CrossValidation:
     """The runs of all folds and that on all images."""
 
-    def __init__(self, command: str, recipe: Recipe, options: RunOptions, shared: SharedParts):
-        self.command, self.recipe, self.options, self.shared = command, recipe, options, shared
+    def __init__(self, recipe: Recipe, options: RunOptions, shared: SharedParts):
+        self.recipe, self.options, self.shared = recipe, options, shared
         counts = recipe.train.folds, 1
-        self.runs = ManyRuns(command, recipe, options, shared, counts=counts, make_run=self._make_run)
+        self.runs = ManyRuns(recipe, options, shared, counts=counts, make_run=self._make_run)
 
     def _make_run(self, recipe: Recipe, options: RunOptions) -> dict[str, Any]:
-        return run_or_sweep(self.command, recipe, replace(options, folds=self), self.shared)
+        return run_or_sweep(recipe, replace(options, folds=self), self.shared)
 
     def plan(self) -> dict[str, Any]:
         """Return the plan of the run on all images, and the totals of all runs."""

@@ -89,12 +89,12 @@ class SharedParts:
         )
         self.data = data
         self.make_model = make_model if options.shard else SharedNetwork(make_model)  # slices cannot be reset
-        self._command = command
+        self.command = command
 
     def make_run(self, recipe: Recipe, options: RunOptions) -> dict[str, Any]:
         """Make one run and return its summary, or its plan with --dry-run."""
         job = set_up(
-            self._command,
+            self.command,
             recipe,
             options,
             self.make_model,
@@ -117,7 +117,6 @@ class ManyRuns:
 
     def __init__(
         self,
-        command: str,
         recipe: Recipe,
         options: RunOptions,
         shared: SharedParts,
@@ -125,8 +124,8 @@ class ManyRuns:
         counts: Sequence[int],
         make_run: MakeRun,
     ):
-        self.command, self.recipe, self.options = command, recipe, options
-        self.shared, self._counts, self._make_run = shared, counts, make_run
+        self.recipe, self.options, self.shared = recipe, options, shared
+        self._counts, self._make_run = counts, make_run
         self.path: Path | None = None
         self._metrics: list[Mapping[str, Any]] = []
 
@@ -144,7 +143,7 @@ class ManyRuns:
             changes = {**changes, "schedule.max_minutes": minutes / num_in_a_row}
         changed = recipes.settled(self.recipe, changes)
         return settle_pixels(
-            changed.with_choices(self.recipe.choices) if has_choices else changed, self.command
+            changed.with_choices(self.recipe.choices) if has_choices else changed, self.shared.command
         )
 
     def plans(self, final: Recipe, others: Sequence[Recipe]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -157,13 +156,13 @@ class ManyRuns:
     def opened(self) -> Iterator[Path]:
         """Open the folder beside other workers, some of which may be started here."""
         self.path = self.shared.runtime.on_main(self._join)
-        with beside(self.command, self.recipe, self.options, self.path, self.shared.progress):
+        with beside(self.shared.command, self.recipe, self.options, self.path, self.shared.progress):
             yield self.path
 
     def _join(self) -> Path:
         recipe, options = self.recipe, self.options
         name = recipe.model.name or Path(str(recipe.model.ckpt)).name
-        path = options.out or run_folder.new_folder(self.command, str(recipe.data.dataset), name)
+        path = options.out or run_folder.new_folder(self.shared.command, str(recipe.data.dataset), name)
         run_folder.join_runs(path, recipe, options.arguments, overwrite=options.overwrite)
         return path
 

@@ -65,9 +65,9 @@ def is_not_worse(distilled: DevScore, baseline: DevScore, *, mcnemar_p: float) -
 class Students:
     """The two runs, and the folder that delivers one of them."""
 
-    def __init__(self, command: str, recipe: Recipe, options: RunOptions, shared: SharedParts):
+    def __init__(self, recipe: Recipe, options: RunOptions, shared: SharedParts):
         self.recipe, self.options, self.shared = recipe, options, shared
-        self.runs = ManyRuns(command, recipe, options, shared, counts=(2,), make_run=shared.make_run)
+        self.runs = ManyRuns(recipe, options, shared, counts=(2,), make_run=shared.make_run)
 
     def plan(self) -> dict[str, Any]:
         """Return the plan of the run with the teacher, and the totals of both."""

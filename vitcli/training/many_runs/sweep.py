@@ -59,31 +59,31 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
             progress.note(f"{options.out} is finished, nothing is trained{changed * is_changed}")
             return earlier
     shared_parts = partial(SharedParts, command, recipe, make_model=make_model, data=data)
+    num_arms = len(recipes.trials(recipe)) if recipe.choices else 0
     if num_folds:
         from vitcli.training.many_runs.folds import CrossValidation  # whose runs may be sweeps
 
         with shared_process_group():
-            num_runs = (num_folds + 1) * (len(recipes.trials(recipe)) * bool(recipe.choices) + 1)
-            folds = CrossValidation(command, recipe, options, shared_parts(options, num_runs=num_runs))
+            num_runs = (num_folds + 1) * (num_arms + 1)
+            folds = CrossValidation(recipe, options, shared_parts(options, num_runs=num_runs))
             return folds.plan() if options.dry_run else folds.run()
     if is_compared:
         with shared_process_group():
-            students = Students(command, recipe, options, shared_parts(options, num_runs=2))
+            students = Students(recipe, options, shared_parts(options, num_runs=2))
             return students.plan() if options.dry_run else students.run()
     if recipe.train.average_runs != "none":
         refuse_to_average(command, recipe, options)
     if not is_sweep:
         return run_job(set_up(command, recipe, options, make_model, data=data))
     with shared_process_group():
-        num_runs = len(recipes.trials(recipe)) * bool(recipe.choices) + recipe.train.runs
-        return run_or_sweep(command, recipe, options, shared_parts(options, num_runs=num_runs))
+        return run_or_sweep(recipe, options, shared_parts(options, num_runs=num_arms + recipe.train.runs))
 
 
-def run_or_sweep(command: str, recipe: Recipe, options: RunOptions, shared: SharedParts) -> dict[str, Any]:
+def run_or_sweep(recipe: Recipe, options: RunOptions, shared: SharedParts) -> dict[str, Any]:
     """Make the run or the sweep of a recipe without folds; return the summary, or the plan with --dry-run."""
     if not recipe.choices and recipe.train.runs == 1:
         return shared.make_run(recipe, options)
-    sweep = Sweep(command, recipe, options, shared)
+    sweep = Sweep(recipe, options, shared)
     return sweep.plan() if options.dry_run else sweep.run()
 
 
@@ -110,12 +110,12 @@ def settle_size(recipe: Recipe, data: RunData, *, plan_only: bool) -> Recipe:
 class Sweep:
     """Runs with every choice of a recipe, and those with the best one, once per seed."""
 
-    def __init__(self, command: str, recipe: Recipe, options: RunOptions, shared: SharedParts):
+    def __init__(self, recipe: Recipe, options: RunOptions, shared: SharedParts):
         self.recipe, self.options, self.shared = recipe, options, shared
         # Value by dotted key, of each arm.
         self.choices = [choice for choice, _ in recipes.trials(recipe)] if recipe.choices else []
         counts = len(self.choices), recipe.train.runs
-        self.runs = ManyRuns(command, recipe, options, shared, counts=counts, make_run=shared.make_run)
+        self.runs = ManyRuns(recipe, options, shared, counts=counts, make_run=shared.make_run)
 
     def plan(self) -> dict[str, Any]:
         """Return the plan of the final run, and the totals of all runs."""
