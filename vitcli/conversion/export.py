@@ -94,10 +94,8 @@ class Export:
     Attributes:
         weights: as they leave, at the size and with the head of the export.
         form: of a file that takes images; its kind is that of the outputs of any.
-        images: to compare the outputs on.
         gate_split: labelled images of the gate, if there is one.
         origin: where the preprocessing comes from, in words.
-        notes: on what was changed or is left out.
     """
 
     format: str
@@ -197,7 +195,6 @@ def result_of(
 
     Args:
         weights: as they were read.
-        facts: of `finish`.
     """
     facts = dict(facts)
     notes = [*export.notes, *facts.pop("notes")]

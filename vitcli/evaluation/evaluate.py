@@ -131,7 +131,6 @@ class EvalTask:
         is_mapped: whether labels were renumbered to the checkpoint's order by their names.
         absent_classes: those of the checkpoint that the data do not have.
         projection: logits to those of a class map.
-        map_summary: the class map in the result.
         target: what the weights predict if it is a number.
         thresholds: of the classes, of weights that give several labels per image.
         calibration: of the predictions, of weights that give an image one class and store it.

@@ -32,7 +32,6 @@ def describe(
     """Return row, place, label, prediction and probability of each mistake, the most confident first.
 
     Args:
-        places: of each prediction.
         source_rows: row of the data set for each row of the split.
     """
     labels_NM = predictions.labels.reshape(len(predictions), -1)

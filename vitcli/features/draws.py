@@ -130,7 +130,6 @@ class FewshotProblem:
         labels_N: labels of all training rows.
         groups_N: groups of all training rows, of which none is separated; None without.
         tests_TD: test features: anything with a length that returns rows for a slice.
-        test_labels_T: labels of the test rows.
     """
 
     features_of: Callable[[np.ndarray], np.ndarray]

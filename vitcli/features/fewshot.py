@@ -138,7 +138,6 @@ def open_splits(
     Args:
         starts: the checkpoints, if not those of the recipe: no image that they were trained on is cut as one
             to score on.
-        seed: of the cut.
         needed_by: command or option, for errors.
     """
     before = partial(trained_on_by, starts or starts_of(recipe), quiet=True)

@@ -78,7 +78,6 @@ class LabelProbabilities:
             have a number.
         label_N: probability of the label of each of `rows_N`.
         other_N: the most probable of the other classes.
-        other_probability_N: its probability.
         margin_N: left-out score of the label minus the highest of another class, before calibration.
         num_named: how many of `rows_N`, from the first, are named as suspicious; none by features that do not
             know the classes, see LEAST_KNOWN.

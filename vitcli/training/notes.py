@@ -27,6 +27,7 @@ MOST_LINES = 5  # before the first step
 # learned from scratch, there are 500 a class.
 MANY_IMAGES, MANY_PER_CLASS = 10_000, 200
 MANY_EPOCHS = 300  # more than the paper's fine-tuning has
+HOLD_OUT = "--set data.eval_split=dev_fraction holds a part of train out, or add a validation split"
 
 
 @dataclass(frozen=True)
@@ -186,16 +187,14 @@ def _of_thresholds(recipe: Recipe, train_split: Split, chosen_on: Split | None) 
         return [
             f"thresholds of the classes are chosen on {count_of(len(chosen_on), 'image')}: {chosen_on.name}"
         ]
-    fix = "--set data.eval_split=dev_fraction holds a part of train out, or add a validation split"
-    return [f"note: class thresholds stay at 0.5: they are not tuned on a test split; {fix}"]
+    return [f"note: class thresholds stay at 0.5: they are not tuned on a test split; {HOLD_OUT}"]
 
 
 def of_calibration(recipe: Recipe, splits: RunSplits) -> list[str]:
     """Return the note that the predictions of a classifier will not be calibrated."""
     if splits.calibration is not None or not gives_one_class(recipe, splits.train):
         return []
-    fix = "--set data.eval_split=dev_fraction holds a part of train out, or add a validation split"
-    return [f"note: no images to calibrate by, so the weights get no prediction sets; {fix}"]
+    return [f"note: no images to calibrate by, so the weights get no prediction sets; {HOLD_OUT}"]
 
 
 def of_seen(seen: SeenImages | None, eval_split: Split) -> list[str]:

@@ -201,7 +201,7 @@ class PeriodicEvaluation:
         with self.evaluated_model() as model:
             about = model, split, self.preprocessing, self.settings
             if not calibrates or split is not splits.eval or len(split) > MOST_KEPT:
-                return inference.predict_split(*about, num_classes=num_classes, project=None)
+                return inference.predict_split(*about, num_classes=num_classes)
             # Features, too, for the calibration.
             rows = inference.features_and_logits(*about, layer="one_layer", num_logits=num_classes)
         self.keep(split, of_rows(rows, split))

@@ -233,17 +233,12 @@ def _row_order(train: Split, order_N: np.ndarray | None) -> np.ndarray:
 
 def _cut_at_random(train: Split, dev_fraction: float) -> tuple[Split, Split]:
     """Return all but the dev part, and the dev part: a random one of all rows, of shards whole blocks."""
-    key, num_train = (
-        sampler.derive_seed(0, "dev split", len(train)),
-        len(train) - round(len(train) * dev_fraction),
-    )
-    parts = ((0, num_train), (num_train, len(train)))
+    key = sampler.derive_seed(0, "dev split", len(train))
+    num_train = len(train) - round(len(train) * dev_fraction)
+    part = partial(train.part, name=train.name, shuffle_key=key)
     if train.block_starts is not None:  # single rows would need every block to be read
-        blocks = train.random_blocks(len(train), name=train.name, key=key)
-        rest, dev = (blocks.part(first, last, name=train.name) for first, last in parts)
-    else:
-        rest, dev = (train.part(first, last, name=train.name, shuffle_key=key) for first, last in parts)
-    return rest, dev
+        part = partial(train.random_blocks(len(train), name=train.name, key=key).part, name=train.name)
+    return part(0, num_train), part(num_train, len(train))
 
 
 def _cut_by_class(train: Split, dev_fraction: float, *, order_N: np.ndarray | None) -> tuple[Split, Split]:
