@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitcli.output.document import simple_table
-from vitcli.output.text import count_of, pairs, size_text
+from vitcli.output.text import count_of, pairs, rate_text, size_text
 
 GIGA, TERA = 1e9, 1e12
 
@@ -21,7 +21,7 @@ def _data(result: Mapping[str, Any]) -> str:
     pixels = "augmented for training" if result["pixels"] == "train" else "as in evaluation"
     threads = count_of(result["workers"], "thread")
     rows = [
-        ("first epoch", _speed(result, result)),
+        ("first epoch", _speed(result)),
         ("later ones", f"{second['images_per_s']:,.0f} images/s, decoded images in memory" if second else ""),
         ("CPU time", f"{1e3 * result['cpu_s_per_image']:.2f} ms per image{later}"),
         ("decoding", f"{result['decode']['images_per_s']:,.0f} images/s alone, with {threads}"),
@@ -51,7 +51,7 @@ def _train(result: Mapping[str, Any]) -> str:
     step = f"{1e3 * result['step_s']:,.1f} ms for {result['batch_size']} images{parts}"
     limit = f"{result['fraction_of_limit']:.1%} of {_flops_text(result['limit_flops_per_s'])}"
     rows = [
-        ("speed", _speed(result, result)),
+        ("speed", _speed(result)),
         ("step", f"{step}; {result['overhead_fraction']:.1%} outside forward, backward, optimizer"),
         ("limit", f"{limit}, matrix products alone in {result['precision']}"),
         ("data wait", f"{result['data_wait_fraction']:.1%} of the time"),
@@ -81,32 +81,27 @@ def _infer(result: Mapping[str, Any]) -> str:
             line += ["out of memory", "", "", ""]
         else:
             low, high = row["images_per_s_range"]
-            line += [_per_s(row["images_per_s"]), f"{_per_s(low)}-{_per_s(high)}"]
+            line += [rate_text(row["images_per_s"]), f"{rate_text(low)}-{rate_text(high)}"]
             line += [f"{row['fraction_of_limit']:.0%}", f"{_gib(row):.2f}"]
         line += [f"{row['largest_batch']:,}"] if has_largest else []
         line += [f"{row['compare']['ratio']:.2f}" if row["compare"] else ""] if has_peer else []
         lines.append(line)
     limits = [row["limit_flops_per_s"] for row in rows if not row["out_of_memory"]]
-    foot = (
-        [("limit", f"matrix products alone: {_flops_range(limits)} in {result['precision']}")]
-        if limits
-        else []
-    )
+    foot = []
+    if limits:
+        low, high = _flops_text(min(limits)), _flops_text(max(limits))
+        rates = low if low == high else f"{low} to {high}"
+        foot = [("limit", f"matrix products alone: {rates} in {result['precision']}")]
     foot += [("differs", row["compare"]["differences"]) for row in rows[:1] if row["compare"]]
     foot += [("images", result["dataset"]), *_machine(result)]
     foot += [("figure", f"{result['out']}/inference.png")] if result.get("out") else []
     return f"{simple_table(columns, lines).as_text()}\n{pairs(foot)}"
 
 
-def _speed(result: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+def _speed(result: Mapping[str, Any]) -> str:
     low, high = result["images_per_s_range"]
-    laps = f"{count_of(about['repeats'], 'lap')} of {count_of(about['steps'], 'step')}"
-    return f"{_per_s(result['images_per_s'])} images/s ({_per_s(low)} to {_per_s(high)} in {laps})"
-
-
-def _flops_range(rates: list[float]) -> str:
-    low, high = _flops_text(min(rates)), _flops_text(max(rates))
-    return low if low == high else f"{low} to {high}"
+    laps = f"{count_of(result['repeats'], 'lap')} of {count_of(result['steps'], 'step')}"
+    return f"{rate_text(result['images_per_s'])} images/s ({rate_text(low)} to {rate_text(high)} in {laps})"
 
 
 def _flops_text(rate: float) -> str:
@@ -128,16 +123,12 @@ def _memory(result: Mapping[str, Any]) -> str:
 def _compared(compare: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if not compare:
         return []
-    theirs = f"{_per_s(compare['images_per_s'])} images/s by {compare['peer']}"
+    theirs = f"{rate_text(compare['images_per_s'])} images/s by {compare['peer']}"
     return [("against", f"{_times(compare['ratio'], compare['ratio_range'])} timm's speed: {theirs}")]
 
 
 def _times(ratio: float, span: list[float]) -> str:
     return f"{ratio:.2f}x ({span[0]:.2f} to {span[1]:.2f})"
-
-
-def _per_s(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
 
 
 def _machine(result: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -418,9 +418,8 @@ def _tested(
     settings: EvalSettings,
 ) -> dict[str, Any]:
     """Score the chosen combination on the test split, fitted to the training images."""
-    weights = read_checkpoint(backbone.recipe, quiet=True)
     silent = replace(settings, progress=Progress(quiet=True))  # the notes on the weights were shown
-    extractor = open_extractor(weights, backbone.recipe, run, silent)
+    extractor = open_extractor(read_checkpoint(backbone.recipe, quiet=True), backbone.recipe, run, silent)
     network = replace(extractor.network, settings=settings)
     extractor = replace(extractor, network=network, layout=backbone.layout)
     tests = extract_layers(extractor, test, sampled_rows(len(test), MOST_ROWS))

@@ -40,7 +40,7 @@ def _checkpoints(result: Mapping[str, Any], names: Mapping[str, str]) -> str:
             text.percent(best["top1"]),
             text.interval_text(best["interval"]),
             verdict(best, result["best"]),
-            rate_text(best["images_per_s"]),
+            text.rate_text(best["images_per_s"]),
             f"{about[ckpt]['peak_memory_gib']:.2f}",
             f"{about[ckpt]['params'] / 1e6:.1f}",
             about[ckpt]["license"] + (" (!)" if about[ckpt]["non_commercial"] else ""),
@@ -67,7 +67,7 @@ def _grid(result: Mapping[str, Any], ckpt: str, names: Mapping[str, str]) -> str
 
     rates = {entry["layers"][-1]: entry["images_per_s"] for entry in found}
     rows = [
-        (str(layer), *(cell(layer, pooling) for pooling in poolings), rate_text(rates[layer]))
+        (str(layer), *(cell(layer, pooling) for pooling in poolings), text.rate_text(rates[layer]))
         for layer in layers
     ]
     columns = {f"layer of {names[ckpt]}": "text"} | dict.fromkeys((*poolings, "img/s"), "number")
@@ -97,10 +97,6 @@ def verdict(entry: Mapping[str, Any], best: Mapping[str, Any]) -> str:
         return f"tie (p {p:.2f})"
     points = 100 * (entry["top1"] - best["top1"])
     return f"{points:+.1f} points (p {p:.1g})"
-
-
-def rate_text(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
 
 
 def _facts(result: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -110,8 +110,7 @@ def check_with_labels(
         check_out(run.out.with_suffix(PAGE), overwrite=run.overwrite)
     # Labels and weights that cannot be used are refused before all images are read.
     split = _open_labelled(name, against, recipe.data)
-    weights = read_checkpoint(recipe, quiet=run.quiet)
-    extractor = open_extractor(weights, recipe, run)
+    extractor = open_extractor(read_checkpoint(recipe, quiet=run.quiet), recipe, run)
 
     result, trained = check.check(name, against, recipe.data, options)
     if split.grouping is None and len(split) == len(trained.split) <= check.MOST_WITHIN:

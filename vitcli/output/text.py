@@ -367,6 +367,10 @@ def speed(result: dict[str, Any]) -> str:
     return f"{per_s}{duration(result['elapsed_s'])}, {result['precision']}, {processes}"
 
 
+def rate_text(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.1f}"
+
+
 def duration(seconds: float | None) -> str:
     """Return a duration for a person: 4.2 s, 42 s, 12 min, 3 h 20 min."""
     if seconds is None:
