@@ -11,6 +11,10 @@ OF_TEACHERS = {
             '"seed": recipe.train.seed,',
             '"seed": 0,',
         ),
+        "what a student of another size was moved by is taken": (
+            '"moved": size if data.trivialaugment else None,',
+            '"moved": None,',
+        ),
         "a teacher sees another mixture than its student": (
             "seed_of_part(job.recipe.train.seed, step, number)",
             "seed_of_part(job.recipe.train.seed, step + 1, number)",
@@ -31,6 +35,12 @@ OF_TEACHERS = {
         "the micro-batches of a teacher of another size are one late": (
             "for _ in range(part):",
             "for _ in range(part + 1):",
+        ),
+    },
+    ("vitcli/data/augmentations/trivialaugment.py", "tests/data/test_augmentations.py"): {
+        "an image of another size is moved by as many pixels": (
+            "        strength *= scale\n",
+            "        pass\n",
         ),
     },
     ("vitcli/training/objective.py", "tests/training/methods/test_distillation.py"): {

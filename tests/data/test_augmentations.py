@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn import functional as F
 
 from vitcli.data.augmentations.random_erasing import erase
 from vitcli.data.augmentations.trivialaugment import NAMES, STRENGTHS, operate, trivialaugment
@@ -52,6 +53,23 @@ def test_operations_and_both_signs_are_drawn_alike_often(monkeypatch):
     assert all(abs(count - 1000) < 130 for count in counts.values())
     turned = [strength for name, strength in calls if name == "rotate"]
     assert len(set(map(abs, turned))) == 31 and 0.4 < np.mean(np.array(turned) > 0) < 0.6
+
+
+def test_a_larger_image_becomes_the_larger_one_of_what_the_smaller_becomes():
+    def resized(image_1CHW: torch.Tensor, side: int) -> torch.Tensor:
+        return F.interpolate(image_1CHW, (side, side), mode="bilinear", antialias=True)
+
+    coarse_1CHW = torch.from_numpy(np.random.default_rng(0).uniform(0, 255, (1, 3, 6, 6)))
+    small, large = (resized(resized(coarse_1CHW, 48), side).round() for side in (48, 112))
+    for seed in range(200):
+        augmented = [
+            torch.from_numpy(
+                trivialaugment(image[0].permute(1, 2, 0).byte().numpy(), rng=Random(seed), scale=scale)
+            ).permute(2, 0, 1)[None]
+            for image, scale in ((small, 1.0), (large, 112 / 48))
+        ]
+        difference = augmented[0].float() - resized(augmented[1].float(), 48)
+        assert difference.abs().mean() < 16, f"seed {seed}"  # 84 where it is moved by as many pixels
 
 
 def test_an_image_is_never_changed_in_place_by_trivialaugment():

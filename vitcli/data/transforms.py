@@ -216,6 +216,7 @@ class TrainTransform:
         randaugment: layers and magnitude of `randaugment.randaugment`, or None.
         decode: as in `Preprocessing`.
         trivialaugment: whether one operation of `trivialaugment` is applied after crop and flip.
+        distance_scale: of the pixels that it moves an image by.
         random_erasing: probability that a rectangle is painted over, which comes last.
         mean: its colour, per channel in [0, 1].
     """
@@ -231,6 +232,7 @@ class TrainTransform:
     randaugment: tuple[int, float] | None
     decode: str = "exact"
     trivialaugment: bool = False
+    distance_scale: float = 1.0
     random_erasing: float = 0.0
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
@@ -278,7 +280,7 @@ class TrainTransform:
             num_layers, magnitude = self.randaugment
             image_HWC = randaugment(image_HWC, num_layers=num_layers, magnitude=magnitude, rng=rng)
         if self.trivialaugment:
-            image_HWC = trivialaugment(image_HWC, rng=rng)
+            image_HWC = trivialaugment(image_HWC, rng=rng, scale=self.distance_scale)
         return _placed(image_HWC, out_HWC)
 
 

@@ -363,7 +363,8 @@ def batches_of(
     sampler = sampler_of(split, recipe, rank=job.runtime.rank, world_size=job.runtime.world_size)
     transform, sides = train_transform_of(recipe.data), recipe.schedule.image_sizes
     if image_size:
-        transform, sides = replace(transform, image_size=image_size), None
+        scale = image_size[0] / transform.image_size[0]
+        transform, sides = replace(transform, image_size=image_size, distance_scale=scale), None
     batches = partial(
         loader.train_batches,
         split,

@@ -53,7 +53,7 @@ def check_teachers(recipe: Recipe, train: Split) -> None:
     of_pixels = {
         "data.train_crop": data.train_crop == "random",
         "data.randaugment": data.randaugment is not None,
-        "data.trivialaugment": data.trivialaugment,
+        "data.trivialaugment": data.trivialaugment and recipe.schedule.image_sizes is not None,
         "data.random_erasing": data.random_erasing > 0,
     }
     keys = [key for key, is_used in of_pixels.items() if is_used]

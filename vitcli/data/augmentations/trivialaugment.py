@@ -17,11 +17,12 @@ from PIL import Image, ImageEnhance, ImageOps
 NUM_STRENGTHS = 31
 
 
-def trivialaugment(image_HWC: np.ndarray, *, rng: Random) -> np.ndarray:
+def trivialaugment(image_HWC: np.ndarray, *, rng: Random, scale: float = 1.0) -> np.ndarray:
     """Apply one operation, all with equal probability, at one of its strengths, likewise.
 
     Args:
         image_HWC: uint8, RGB; not modified, but returned itself where nothing is done.
+        scale: of distances in pixels, for an image that is a larger or smaller one of another.
     """
     name = rng.choice(NAMES)
     if name == "identity":
@@ -30,6 +31,8 @@ def trivialaugment(image_HWC: np.ndarray, *, rng: Random) -> np.ndarray:
     strength = rng.choice(strengths)
     if is_signed and rng.random() < 0.5:
         strength = -strength
+    if name in ("translate_x", "translate_y"):
+        strength *= scale
     return operate(name, image_HWC, strength)
 
 

@@ -179,6 +179,7 @@ class TeacherTargets:
             "files": contents.files if len(train) > MOST_IMAGES or train.is_large else None,
             "groups": data.group_column,
             "view": view,
+            "moved": size if data.trivialaugment else None,  # by pixels of the student
             "seed": recipe.train.seed,
             "order": [data.sampling, data.shuffle_window],
             "parts": [plan.batch_size, plan.per_device_batch] if in_parts else None,
