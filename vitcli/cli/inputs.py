@@ -118,15 +118,13 @@ def remembered(ckpt: str | None, dataset: str | None, *, keeps_head: bool = Fals
 
 
 def keys_of_student(teachers: Sequence[str], ckpt: str | None, dataset: str | None) -> dict[str, Any]:
-    """Return the recipe keys of a student where nothing else says them: teachers, data, checkpoint and head.
+    """Return the recipe keys of a student where nothing else says them: teachers, data and checkpoint.
 
-    By default it starts from the first teacher, and on the images of that run. A start that was trained on
-    these images keeps its head.
+    By default it starts from the first teacher, and on the images of that run.
 
     Raises:
         WeightsError, VitError: there is no such teacher.
     """
-    from vitcli.output import run_folder
     from vitcli.recipe.reading import TRAINED_ON, reading_keys
 
     for name in teachers:
@@ -137,10 +135,8 @@ def keys_of_student(teachers: Sequence[str], ckpt: str | None, dataset: str | No
     if first and recipe and dataset is None:
         keys |= data_of_run(first) | reading_keys(recipe.data, TRAINED_ON)
         dataset = keys.get("data.dataset")
-    start = _recipe_of_run(ckpt or first)
     keys |= remembered(first, dataset, keeps_head=ckpt is None)
-    keys |= {"model.ckpt": first} if first and ckpt is None else {}
-    return keys | ({"model.head": "keep"} if start and run_folder.is_data_of(start, dataset) else {})
+    return keys | ({"model.ckpt": first} if first and ckpt is None else {})
 
 
 def policy_of_run(ckpt: str | None) -> dict[str, Any]:

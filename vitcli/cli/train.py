@@ -174,7 +174,7 @@ vit distill --teacher runs/photos --ckpt timm/vit_tiny_patch16_224.augreg_in21k 
     defaults={
         "--steps": "by the recipe; modern/distill: 600",
         "--batch-size": "by the recipe; modern/distill: 32",
-        "--lr": "by the recipe; modern/distill: 0.0001",
+        "--lr": "by the recipe; modern/distill: 0.01",
         "--seed": "0",
         "--runs": "1",
     },
