@@ -48,7 +48,8 @@ def main() -> None:
     parser.add_argument("--score", nargs="+", required=True)
     options = parser.parse_args()
     weights = read_weights(options.ckpt)
-    recipe = load_for_inference(None, (), {"model.ckpt": options.ckpt}, command="evaluate")
+    named = {"model.ckpt": options.ckpt, "data.dataset": options.calibrate.rpartition(":")[0]}
+    recipe = load_for_inference(None, (), named, command="evaluate")
     preprocessing = replace(preprocessing_for(weights, recipe)[0], decode="exact")
     calibration, _ = pixels(options.calibrate, preprocessing, most=NUM_CALIBRATED)
     make(options.folder, calibration)
