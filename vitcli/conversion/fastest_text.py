@@ -64,38 +64,51 @@ def front_of(rows: Rows, gate: Mapping[str, Any]) -> Figure:
             if front:
                 look = {"color": BLUE, "lw": 0.9, "zorder": 0, "ls": ":" if is_student else "-"}
                 screening.plot(*zip(*front, strict=True), label=label, **look)
-        is_below = False
+        is_left = False
         for row, place in zip(measured, places, strict=True):
             colour = GREEN if row["kept"] else BLUE if row["on_front"] else GREY
             screening.plot(*place, "*" if row["kept"] else "o", color=colour, ms=11 if row["kept"] else 5)
             if row["on_front"]:
-                is_below = not is_below  # names of neighbours stand on both sides of the front, which falls
-                _name(screening, row, place, colour, is_below=is_below)
+                is_left = not is_left  # names of neighbours stand on both sides of the front, which falls
+                _name(screening, row, place, colour, is_left=is_left, is_below=is_left)
         screening.set(yscale="log", xlabel="latency of one image (ms)", ylabel="divergence (nats)")
         screening.set_title(f"compared on training images: {count_of(len(measured), 'file')}", fontsize=9)
         screening.margins(x=0.15, y=0.12)
         screening.legend(fontsize=7)
         # Top-1, down to what is not ruled out, against what may be lost
         whole = 100 * gate["top1_checkpoint"]
-        for row in judged:
+        bound = whole - 100 * gate["max_drop"]
+        for number, row in enumerate(judged):
             x, y = row["latency_ms"], 100 * row["top1"]
             below = max(0.0, y - (whole - 100 * row["highest_drop"]))
             colour = GREEN if row["kept"] else BLUE if row["highest_drop"] <= gate["max_drop"] else ORANGE
             look = {"color": colour, "capsize": 3, "marker": "*" if row["kept"] else "o"}
             verdict.errorbar([x], [y], yerr=[[below], [0]], ms=11 if row["kept"] else 5, **look)
-            _name(verdict, row, (x, y), colour)
-        bound = whole - 100 * gate["max_drop"]
+            _name(verdict, row, (x, y), colour, is_left=(len(judged) - number) % 2 == 0)
         verdict.axhline(bound, color=ORANGE, ls="--", lw=0.9, label="least that is accepted")
         verdict.set(xlabel="latency of one image (ms)", ylabel="top-1, and its lower bound (%)")
         verdict.set_title(f"judged on {count_of(gate['num_images'], 'held-out image')}", fontsize=9)
-        verdict.margins(x=0.15, y=0.12)
+        verdict.margins(x=0.2)
+        # A file far below would leave the others no room.
+        points = 100 * gate["max_drop"]
+        highest = max((100 * row["top1"] for row in judged), default=whole)
+        verdict.set_ylim(max(verdict.get_ylim()[0], bound - 2 * points), highest + points / 2)
         verdict.legend(fontsize=7)
     return figure
 
 
 def _name(
-    axes: Axes, row: Mapping[str, Any], place: tuple[float, float], colour: str, *, is_below: bool = False
+    axes: Axes,
+    row: Mapping[str, Any],
+    place: tuple[float, float],
+    colour: str,
+    *,
+    is_left: bool,
+    is_below: bool = False,
 ) -> None:
-    side = {"xytext": (-4, -3), "ha": "right", "va": "top"} if is_below else {"xytext": (5, 3)}
-    name = row["name"].replace(", ", "\n", 1)
-    axes.annotate(name, place, textcoords="offset points", fontsize=6, color=colour, **side)
+    side = {"ha": "right" if is_left else "left", "va": "top" if is_below else "bottom"}
+    offset = (-4 if is_left else 5, -3 if is_below else 3)
+    look = {"fontsize": 6, "color": colour, "annotation_clip": True, **side}
+    axes.annotate(
+        row["name"].replace(", ", "\n", 1), place, xytext=offset, textcoords="offset points", **look
+    )
