@@ -311,8 +311,11 @@ class Answer(dict):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file of a folder as another process would."""
-    with lock_file(path) as lock:
+    """Hold the lock file of a folder as another process would, which is not waited for."""
+    from vitcli.output import owned_folder
+
+    with lock_file(path) as lock, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owned_folder, "JOINED_WITHIN_S", 0.1)
         lock.truncate(0)
         lock.write(b"pid 1 on elsewhere")
         yield
