@@ -125,7 +125,7 @@ def predict_numbers(
     )
     columns, seen_N, skipped = inference.by_row(outputs, columns_of, split, settings)
     rows_N = np.flatnonzero(seen_N.numpy())
-    targets_N = split.read_labels()[rows_N]  # in float64, which a batch has not
+    targets_N = split.read_labels()[rows_N]  # in float64, unlike those of a batch
     return NumberPredictions(target, rows_N, targets_N, columns["values"].numpy()[rows_N]), skipped
 
 

@@ -47,7 +47,7 @@ LEAST_PER_CLASS = 4  # images, in the mean over classes: fewer give no three siz
 TIMES = (2, 5, 10)  # as many images are predicted
 LEVEL = 0.8
 LEAST_TESTED = 50  # images, to say how near the best accuracy of these features is
-NEAR_FLOOR = 0.02  # less than so much accuracy from ten times the images
+NEAR_FLOOR = 0.02  # gain in accuracy by ten times the images: a smaller one is near the floor
 LEAST_ACCURACY = 0.5  # with all images: below it errors fall faster later on, which no power law foretells
 
 MISFIT = 0.05  # of the error at N: standard deviation of the curve from a power law

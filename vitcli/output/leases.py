@@ -46,7 +46,7 @@ _held: list["Lease"] = []  # by this process
 
 
 class Superseded(MachineError):
-    """This worker was silent for so long that its cell is another's."""
+    """The lease of this worker expired, and another worker has its cell."""
 
 
 def lease_seconds() -> float:

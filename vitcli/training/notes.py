@@ -194,7 +194,7 @@ def of_calibration(recipe: Recipe, splits: RunSplits) -> list[str]:
     """Return the note that the predictions of a classifier will not be calibrated."""
     if splits.calibration is not None or not gives_one_class(recipe, splits.train):
         return []
-    return [f"note: no images to calibrate by, so the weights get no prediction sets; {HOLD_OUT}"]
+    return [f"note: no calibration images, so the weights get no prediction sets; {HOLD_OUT}"]
 
 
 def of_seen(seen: SeenImages | None, eval_split: Split) -> list[str]:

@@ -263,7 +263,7 @@ def test_without_images_to_choose_by_one_note_says_so(colours, ckpt, tmp_path):
     outcome = run(*words(tmp_path / "two", ckpt, tmp_path / "run", "--set", "data.eval_split=test"))
 
     assert outcome.json["belief"] is None
-    assert outcome.err.count("prediction sets") == 1 and "no images to calibrate by" in outcome.err
+    assert outcome.err.count("prediction sets") == 1 and "no calibration images" in outcome.err
     entry = finished("predict", "--ckpt", tmp_path / "run", colours / "test/red/00.png", "--json", "-q")
     assert entry["predictions"][0].keys() == {"file", "top"}
 

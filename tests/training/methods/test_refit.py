@@ -133,7 +133,7 @@ def test_images_of_no_single_class_are_refused(photos, kind):
     split = replace(DataSet(str(photos)).open("train"), **{kind: True})
 
     splits = RunSplits(split, split)
-    with pytest.raises(VitError, match="has not one per image"):
+    with pytest.raises(VitError, match="does not have one per image"):
         for method in methods_of("finetune", recipe, splits):
             method.check(splits)
     zero = recipes.load("finetune/default", ["model.head=zero"], given)

@@ -117,7 +117,7 @@ def known_counts(files: Iterable[ShardFile]) -> dict[str, int]:
     """Return the samples of each URL that count files beside the shards give, matched by file name.
 
     Raises:
-        DataError: a shard has not the bytes for as many.
+        DataError: a shard is too short for as many.
     """
     by_folder: dict[tuple, list[ShardFile]] = {}
     for file in files:

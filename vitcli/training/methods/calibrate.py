@@ -7,7 +7,7 @@ fitted on the dev split too. Its own left-out logits are known in closed form, s
 So they do for any other network of a run with folds, by what the networks of the folds say of them, see
 `out_of_fold`.
 
-M rows to calibrate by, N training rows, D features, K classes.
+M calibration rows, N training rows, D features, K classes.
 """
 
 from dataclasses import dataclass, replace

@@ -72,7 +72,7 @@ class RefittedHead(Method):
         if train.is_multilabel or train.has_numbers:
             raise VitError(
                 "the closed form of a refitted head predicts one class, "
-                f"and {train.name} has not one per image",
+                f"and {train.name} does not have one per image",
                 where="recipe key model.head",
                 fix="--set model.head=zero",
             )
