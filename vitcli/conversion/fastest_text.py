@@ -108,7 +108,5 @@ def _name(
 ) -> None:
     side = {"ha": "right" if is_left else "left", "va": "top" if is_below else "bottom"}
     offset = (-4 if is_left else 5, -3 if is_below else 3)
-    look = {"fontsize": 6, "color": colour, "annotation_clip": True, **side}
-    axes.annotate(
-        row["name"].replace(", ", "\n", 1), place, xytext=offset, textcoords="offset points", **look
-    )
+    look = {"textcoords": "offset points", "fontsize": 6, "color": colour, "annotation_clip": True, **side}
+    axes.annotate(row["name"].replace(", ", "\n", 1), place, xytext=offset, **look)

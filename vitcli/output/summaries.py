@@ -239,7 +239,6 @@ class TrainingSummary(ResultSummary, Scores):
         "thresholds_chosen_on", "license", "findings",
         "probe_top1", "finetuned_top1", "delivered", "delivered_alpha", "interpolation", "choice_split",
         "num_choice_examples", "probe_head", "refit", "diverged", "best_step", "belief",
-        "distill",
     })  # fmt: skip
 
     command: Literal["finetune", "pretrain"]
@@ -254,6 +253,7 @@ class TrainingSummary(ResultSummary, Scores):
     fewshot: Probe | None = None
     choices: list[dict[str, Any]] = []
     chosen: dict[str, Any] | None = None
+    distill: dict[str, Any] | None = None
     num_held_out_seen: Count | None = None
     num_choice_seen: Count | None = None
     eval_precision: str | None = None

@@ -324,9 +324,11 @@ def read_run(path: Path) -> Run:
     recipe = read_recipe(path)
     file = path / run_folder.SUMMARY
     summary = read(file, TrainingSummary) if file.exists() else None
-    # The curves are those of folds, of final runs, of the trials before there are any, or of the run itself.
+    # The curves are those of folds, final runs, trials, the student that is delivered, or the run itself.
     kinds = (FOLDS, REPEATS, ARMS)
     parts = next(filter(None, (members_of(path, kind) for kind in kinds)), [path])
+    if summary and summary.distill:
+        parts = [part for part in parts if part.name == summary.distill.get("delivered")] or parts
     records = [read_jsonl(part / run_folder.METRICS) for part in parts]
     progress = None if summary else replace(progress_of(path, recipe), command=_command(path))
     # An unfinished run is described by its recipe.

@@ -97,8 +97,7 @@ def _names(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _descriptions(recipe: Recipe) -> list[WeightsInfo]:
-    names = [name for name in _names(recipe) if not name.endswith(ONNX)]
-    return [read_description(name, quiet=True) for name in names]
+    return [read_description(name, quiet=True) for name in _names(recipe) if not name.endswith(ONNX)]
 
 
 def open_teacher(name: str, split: Split, settings: EvalSettings) -> "Teacher":

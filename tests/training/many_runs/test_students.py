@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import Outcome, run
 from vitcli import load_model
 from vitcli.output.run_folder import WEIGHTS
+from vitcli.report.runs import read_run
 from vitcli.training.many_runs.average import DevScore
 from vitcli.training.many_runs.students import is_not_worse
 from vitcli.weights.io import read_weights
@@ -78,6 +79,15 @@ def test_both_students_leave_the_dev_split_out_and_see_the_same_images(students)
 def test_fewer_right_images_than_the_baseline_need_a_smaller_loss(num_right, loss, p, expected):
     baseline = DevScore(np.arange(10) < 8, 0.5)
     assert is_not_worse(DevScore(np.arange(10) < num_right, loss), baseline, mcnemar_p=p) is expected
+
+
+def test_a_report_draws_the_curve_of_the_student_that_is_delivered(students):
+    drawn, name = (
+        read_run(students),
+        json.loads((students / "summary.json").read_text())["distill"]["delivered"],
+    )
+
+    assert drawn.losses == read_run(students / "arms" / name).losses and len(drawn.losses) == 1
 
 
 def test_the_student_of_a_teacher_that_is_wrong_is_not_delivered(photos, plain_run, tmp_path):
