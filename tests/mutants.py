@@ -470,8 +470,8 @@ OF_RUNS = {
             "str(text)",
         ),
         "escapes are in JSON": (
-            "return character if character.isprintable() else",
-            "return character if True else",
+            "c if c.isprintable() else json.dumps(c)[1:-1] for c in letters[0]",
+            "c for c in letters[0]",
         ),
     },
     ("vitcli/report/server.py", "tests/report/test_page.py"): {

@@ -295,7 +295,7 @@ OF_RESULTS = {
     # Weights.
     ("vitcli/weights/onnx.py", "tests/conversion/test_export.py"): {
         "weights beside every ONNX file have one name": (
-            "    _name_data_by_contents(path, proto.graph)\n",
+            "    _name_data_by_contents(path, graph)\n",
             "",
         ),
     },

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, count, repeat
+from itertools import chain, repeat
 from typing import Any
 
 import torch
 
 from vitcli.bench import limits
 from vitcli.bench.measure import LAP_S, Lap, Stream, rates, ratio
-from vitcli.bench.setup import Benchmark, BenchOptions, check_one_process, machine
+from vitcli.bench.setup import Benchmark, BenchOptions, check_one_process, endless_eval_batches, machine
 from vitcli.data import dataset, loader
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.loader import Batch
@@ -104,30 +104,16 @@ def _batches(
     if is_training:
         window, seed = recipe.data.shuffle_window, recipe.train.seed if recipe.train else 0
         sampler = TrainSampler(len(rows), rows.block_starts, window, batch_size, seed, 0, 1)
-        steps = range(2**40)
         return loader.train_batches(
             rows,
             train_transform_of(recipe.data),
             sampler,
-            steps=steps,
+            steps=range(2**40),
             per_device_batch=batch_size,
             on_bad_image=recipe.data.on_bad_image,
             num_threads=num_threads,
         )
-    preprocessing = preprocessing_of(recipe.data)
-    passes = (
-        loader.eval_batches(
-            rows,
-            preprocessing,
-            batch_size=batch_size,
-            rank=0,
-            world_size=1,
-            on_bad_image=recipe.data.on_bad_image,
-            num_threads=num_threads,
-        )
-        for _ in count()
-    )
-    return chain.from_iterable(passes)
+    return endless_eval_batches(rows, recipe.data, batch_size, num_threads)
 
 
 def _second_epoch(

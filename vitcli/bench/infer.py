@@ -4,15 +4,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import chain, count
 from typing import Any
 
 from torch import nn
 
 from vitcli.bench import figures, limits, synthetic
 from vitcli.bench.measure import Stream, Waits, built_late, rates, steps_of_a_lap, synchronize
-from vitcli.bench.setup import Benchmark, BenchOptions, check_one_process, machine
-from vitcli.data import dataset, loader
+from vitcli.bench.setup import Benchmark, BenchOptions, check_one_process, endless_eval_batches, machine
+from vitcli.data import dataset
 from vitcli.data.loader import Batch
 from vitcli.data.split import Split
 from vitcli.data.transforms import preprocessing_of
@@ -217,19 +216,7 @@ def _batches(case: Case, options: BenchOptions) -> Iterator[Batch]:
     recipe = case.recipe
     if recipe.data.dataset == synthetic.NAME:
         return synthetic.batches(recipe.eval.batch_size, recipe.data.image_hw, case.arch.num_classes)
-    split = _split(recipe)
-    return chain.from_iterable(
-        loader.eval_batches(
-            split,
-            preprocessing_of(recipe.data),
-            batch_size=recipe.eval.batch_size,
-            rank=0,
-            world_size=1,
-            on_bad_image=recipe.data.on_bad_image,
-            num_threads=options.num_workers,
-        )
-        for _ in count()
-    )
+    return endless_eval_batches(_split(recipe), recipe.data, recipe.eval.batch_size, options.num_workers)
 
 
 def _split(recipe: Recipe) -> Split:

@@ -1,8 +1,9 @@
 """What the three benchmarks share: options, the machine, the laps of their sides and what these say."""
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,16 @@ from vitcli import __version__
 from vitcli.bench import limits
 from vitcli.bench.measure import Lap, rates, ratio
 from vitcli.data import loader
+from vitcli.data.loader import Batch
+from vitcli.data.split import Split
+from vitcli.data.transforms import preprocessing_of
 from vitcli.distributed import launch
 from vitcli.distributed.runtime import Runtime, peak_memory, reset_peaks
 from vitcli.errors import VitError
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import library_versions
 from vitcli.output.text import count_of, duration
-
-TIMM = "timm"
+from vitcli.recipe.schema import Data
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,22 @@ def _cpu_name() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
+
+
+def endless_eval_batches(split: Split, data: Data, batch_size: int, num_threads: int) -> Iterator[Batch]:
+    """Yield the batches of our loader for evaluation, pass after pass; without end."""
+    return chain.from_iterable(
+        loader.eval_batches(
+            split,
+            preprocessing_of(data),
+            batch_size=batch_size,
+            rank=0,
+            world_size=1,
+            on_bad_image=data.on_bad_image,
+            num_threads=num_threads,
+        )
+        for _ in count()
+    )
 
 
 def check_one_process(runtime: Runtime) -> None:

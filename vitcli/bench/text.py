@@ -11,8 +11,7 @@ GIGA, TERA = 1e9, 1e12
 
 def as_text(result: Mapping[str, Any]) -> str:
     """Return the result of any of the three benchmarks."""
-    render = {"bench data": _data, "bench train": _train, "bench infer": _infer}[result["command"]]
-    return render(result)
+    return {"bench data": _data, "bench train": _train, "bench infer": _infer}[result["command"]](result)
 
 
 def _data(result: Mapping[str, Any]) -> str:
@@ -82,7 +81,9 @@ def _infer(result: Mapping[str, Any]) -> str:
         else:
             low, high = row["images_per_s_range"]
             line += [rate_text(row["images_per_s"]), f"{rate_text(low)}-{rate_text(high)}"]
-            line += [f"{row['fraction_of_limit']:.0%}", f"{_gib(row):.2f}"]
+            on_device = row["device_peak_memory_gib"]  # which limits the batch, where there is a GPU
+            memory = row["host_peak_memory_gib"] if on_device is None else on_device
+            line += [f"{row['fraction_of_limit']:.0%}", f"{memory:.2f}"]
         line += [f"{row['largest_batch']:,}"] if has_largest else []
         line += [f"{row['compare']['ratio']:.2f}" if row["compare"] else ""] if has_peer else []
         lines.append(line)
@@ -106,12 +107,6 @@ def _speed(result: Mapping[str, Any]) -> str:
 
 def _flops_text(rate: float) -> str:
     return f"{rate / TERA:,.1f} TFLOP/s" if rate >= TERA else f"{rate / GIGA:,.0f} GFLOP/s"
-
-
-def _gib(row: Mapping[str, Any]) -> float:
-    """Return the memory that limits the batch: the GPU's if there is one."""
-    on_device = row["device_peak_memory_gib"]
-    return row["host_peak_memory_gib"] if on_device is None else on_device
 
 
 def _memory(result: Mapping[str, Any]) -> str:

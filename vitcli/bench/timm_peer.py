@@ -118,9 +118,10 @@ def batches(
     is_training: bool,
     device: torch.device,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield normalised batches of a split, or without one of noise, on the device."""
+    """Yield normalised batches of a split, or without one a batch of noise again and again, on the device."""
     if split is None:
-        return noise(batch_size, data.image_hw, num_classes, device)
+        images_BCHW = torch.randn(batch_size, 3, *data.image_hw, device=device)
+        return repeat((images_BCHW, torch.arange(batch_size, device=device) % max(num_classes, 1)))
     return iter(
         data_loader(
             split,
@@ -131,13 +132,6 @@ def batches(
             device=device,
         )
     )
-
-
-def noise(batch_size: int, image_size: tuple[int, int], num_classes: int, device: torch.device):
-    """Yield one normalised batch of noise and its labels again and again; without end."""
-    images_BCHW = torch.randn(batch_size, 3, *image_size, device=device)
-    labels_B = torch.arange(batch_size, device=device) % max(num_classes, 1)
-    return repeat((images_BCHW, labels_B))
 
 
 def train_steps(

@@ -151,12 +151,11 @@ def _run_loop(
     options: BenchOptions,
 ) -> None:
     """Train in the real loop, and report each lap of it."""
-    num_threads = options.num_workers
     parts = job.plan.accumulation_steps
     if job.recipe.data.dataset == synthetic.NAME:
         batches = islice(_synthetic_batches(job), job.plan.total_steps * parts)
     else:
-        batches = batches_of(job, 0, num_threads=num_threads)
+        batches = batches_of(job, 0, num_threads=options.num_workers)
     timed = TimedBatches(
         batches, job.runtime.device, settle=SETTLE_STEPS * parts, per_lap=steps * parts, on_lap=on_lap
     )

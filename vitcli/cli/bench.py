@@ -7,15 +7,13 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vitcli.cli import complete, inputs, options
-from vitcli.cli.help import ADVANCED, DATA, DEVICES, MODEL, RUN, VitGroup
+from vitcli.cli.help import ADVANCED, DATA, DEVICES, MODEL, RUN, group
 from vitcli.cli.options import Printing, command, count_or_auto, launch, option
 from vitcli.errors import VitError
 
-app = typer.Typer(
-    cls=VitGroup,
-    help="Measure speed and memory here, against the machine's limit and timm.",
-    epilog="Examples:\nvit bench train --model ViT-B/16 --compare timm\nvit bench data --dataset photos/",
-    no_args_is_help=True,
+app = group(
+    "Measure speed and memory here, against the machine's limit and timm.",
+    "Examples:\nvit bench train --model ViT-B/16 --compare timm\nvit bench data --dataset photos/",
 )
 SYNTHETIC = "synthetic"
 MODEL_NAME = "ViT-Ti/16"  # the default, so that a laptop has an answer in seconds

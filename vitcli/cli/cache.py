@@ -4,14 +4,12 @@ from typing import Annotated
 
 import typer
 
-from vitcli.cli.help import RUN, VitGroup
+from vitcli.cli.help import RUN, group
 from vitcli.cli.options import Printing, command, option
 
-app = typer.Typer(
-    cls=VitGroup,
-    help="Show and trim what vit keeps for later commands.",
-    epilog="Examples:\nvit cache list\nvit cache clear decoded features --older-than 30d",
-    no_args_is_help=True,
+app = group(
+    "Show and trim what vit keeps for later commands.",
+    "Examples:\nvit cache list\nvit cache clear decoded features --older-than 30d",
 )
 
 

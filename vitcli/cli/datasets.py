@@ -6,15 +6,13 @@ from typing import Annotated
 import typer
 
 from vitcli.cli import complete, inputs, options
-from vitcli.cli.help import DATA, MODEL, RUN, VitGroup
+from vitcli.cli.help import DATA, MODEL, RUN, group
 from vitcli.cli.options import Printing, command, launch, option
 from vitcli.errors import VitError
 
-app = typer.Typer(
-    cls=VitGroup,
-    help="List data sets; find what would spoil a number.",
-    epilog="Examples:\nvit datasets list\nvit datasets check photos/",
-    no_args_is_help=True,
+app = group(
+    "List data sets; find what would spoil a number.",
+    "Examples:\nvit datasets list\nvit datasets check photos/",
 )
 
 

@@ -38,6 +38,11 @@ class VitCommand(TyperCommand):
         return words
 
 
+def group(help: str, examples: str) -> typer.Typer:
+    """Return an app for commands of one noun, such as `vit cache list`; without any it prints its help."""
+    return typer.Typer(cls=VitGroup, help=help, epilog=examples, no_args_is_help=True)
+
+
 class VitGroup(TyperGroup):
     """Commands with our help page and our answer to names that are not commands."""
 
@@ -108,18 +113,14 @@ def _write_panels(formatter: Any, panels: dict[str, list[tuple[str, str]]]) -> N
     """Write each panel under its name; the texts of all panels start in the same column."""
     lengths = [len(name) for rows in panels.values() for name, _ in rows]
     column = max((length for length in lengths if length <= NAME_COLUMNS), default=0)
-    for panel in sorted(panels, key=_place_of_panel):
+    order = [ARGUMENTS, *TASKS, *PANELS]
+    for panel in sorted(panels, key=lambda panel: order.index(panel) if panel in order else len(order)):
         formatter.write_paragraph()
         formatter.write(f"{_styled(panel, bold=True)}\n")
         with formatter.indentation():
             # Padded, since each panel would else have a first column of its own width.
             rows = [(_styled(name.ljust(column), fg="cyan"), text) for name, text in panels[panel]]
             formatter.write_dl(rows, col_max=column)
-
-
-def _place_of_panel(panel: str) -> int:
-    order = [ARGUMENTS, *TASKS, *PANELS]
-    return order.index(panel) if panel in order else len(order)
 
 
 def _panel_of(parameter: Any) -> str:

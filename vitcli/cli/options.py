@@ -90,7 +90,9 @@ def command(
         ungrouped.__signature__ = signature(ungrouped).replace(
             parameters=sorted(parameters, key=_panel_index)
         )
-        more = {"help": _paragraphs(function.__doc__), "epilog": epilog, "rich_help_panel": panel}
+        # A paragraph of the docstring is one line.
+        purpose = "\n\n".join(" ".join(part.split()) for part in function.__doc__.split("\n\n"))
+        more = {"help": purpose, "epilog": epilog, "rich_help_panel": panel}
         app.command(name, cls=VitCommand, no_args_is_help=no_args_is_help, **more)(ungrouped)
         return function
 
@@ -106,11 +108,6 @@ def _with_default(parameter: Parameter, defaults: Mapping[str, str]) -> Paramete
     changed = copy.copy(declared)
     changed.help = declared.help.replace(BY_RECIPE, f"(default: {default})")
     return parameter.replace(annotation=Annotated[parameter.annotation.__origin__, changed])
-
-
-def _paragraphs(docstring: str) -> str:
-    """Return a docstring with one line per paragraph."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in docstring.split("\n\n"))
 
 
 def _parameter_of(field) -> Parameter:

@@ -9,14 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from vitcli.cli import complete, options
-from vitcli.cli.help import VitGroup
+from vitcli.cli.help import group
 from vitcli.cli.options import Printing, command
 
-app = typer.Typer(
-    cls=VitGroup,
-    help="List, show, check and copy recipes.",
-    epilog="Examples:\nvit recipes list cifar\nvit recipes show finetune/default",
-    no_args_is_help=True,
+app = group(
+    "List, show, check and copy recipes.",
+    "Examples:\nvit recipes list cifar\nvit recipes show finetune/default",
 )
 
 # fmt: off

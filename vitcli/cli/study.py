@@ -7,15 +7,10 @@ from typing import Annotated
 import typer
 
 from vitcli.cli import complete, options, submit
-from vitcli.cli.help import RUN, VitGroup
+from vitcli.cli.help import RUN, group
 from vitcli.cli.options import DeviceOptions, Printing, command, launch, option
 
-app = typer.Typer(
-    cls=VitGroup,
-    help="Run scaling studies: a grid of runs, a table, a plot.",
-    epilog="Example:\nvit study data-size demo",
-    no_args_is_help=True,
-)
+app = group("Run scaling studies: a grid of runs, a table, a plot.", "Example:\nvit study data-size demo")
 
 
 # fmt: off

@@ -5,15 +5,13 @@ from typing import Annotated
 
 import typer
 
-from vitcli.cli.help import VitGroup
+from vitcli.cli.help import group
 from vitcli.cli.options import DeviceOptions, Printing, command, given_arguments
 from vitcli.submission.submission import PRINTED, prepare
 
-app = typer.Typer(
-    cls=VitGroup,
-    help="See and cancel what --submit started.",
-    epilog="Examples:\nvit submit status runs/photos\nvit submit cancel runs/photos",
-    no_args_is_help=True,
+app = group(
+    "See and cancel what --submit started.",
+    "Examples:\nvit submit status runs/photos\nvit submit cancel runs/photos",
 )
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The --out of the command with --submit.")]
 

@@ -135,7 +135,10 @@ def record(
     for name, splits in (("trained_on", seen), ("held_out", [held_out])):
         if all(map(_can_be_read, splits)):
             # One after the other, so that their order is the same on any number of processes.
-            parts = [concatenated(_part_of(split, rank, world_size)) for split in splits]
+            parts = []
+            for split in splits:
+                first, last = (len(split) * r // world_size for r in (rank, rank + 1))
+                parts.append(concatenated(digests_of(split, range(first, last)).tolist()))
             digests[name] = np.array([digest for part in parts for digest in part], dtype=np.uint64)
     trained_on, ever_before = digests.get("trained_on"), before.ever_trained_on if before else None
     known = {"num_held_out_copies": trained_on, "num_held_out_seen": ever_before}
@@ -153,11 +156,6 @@ def as_metadata(digests: dict[str, np.ndarray], ever_before: np.ndarray | None) 
         is_new = ~np.isin(ever_before, digests.get("trained_on", UNREADABLE))
         digests = digests | {"trained_before": ever_before[is_new]}
     return {name: _packed(digests_N) for name, digests_N in digests.items()}
-
-
-def _part_of(split: Split, rank: int, world_size: int) -> list[int]:
-    first, last = (len(split) * r // world_size for r in (rank, rank + 1))
-    return digests_of(split, range(first, last)).tolist()
 
 
 def merged(runs: Sequence[SeenImages]) -> dict[str, str] | None:

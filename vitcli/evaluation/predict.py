@@ -396,17 +396,15 @@ def _csv_rows(result: dict[str, Any], topk: int) -> Iterator[list]:
         pairs = ((entry["class"], entry["probability"]) for entry in prediction["top"])
         labels = ["|".join(prediction["labels"])] if has_labels else []
         is_unsure = ["yes" if prediction[sorting.UNSURE] else "no"] if unsure else []
-        marks = [*is_unsure, *(_calibrated_cells(prediction) if calibrated else ())]
-        yield [prediction["file"], *labels, *(value for pair in pairs for value in pair), *marks, ""]
+        of_set = []
+        if calibrated:
+            classes, is_like = (prediction[key] for key in CALIBRATED)
+            of_set = ["|".join(classes), {True: "yes", False: "no", None: ""}[is_like]]
+        marks = [*is_unsure, *of_set, ""]
+        yield [prediction["file"], *labels, *(value for pair in pairs for value in pair), *marks]
     num_marks = len(unsure) + len(calibrated)
     for entry in result["unreadable"]:
         yield [entry["file"], *[""] * (2 * topk + has_labels + num_marks), entry["message"]]
-
-
-def _calibrated_cells(prediction: dict[str, Any]) -> tuple[str, str]:
-    """Return the classes of the prediction set, and whether the image is like the training images."""
-    classes, is_like = (prediction[key] for key in CALIBRATED)
-    return "|".join(classes), {True: "yes", False: "no", None: ""}[is_like]
 
 
 def _unreadable(split: Split, rows: Sequence[int]) -> list[dict[str, str]]:

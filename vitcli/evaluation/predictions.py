@@ -310,7 +310,11 @@ def pooled(paths: Sequence[Path], rows: Sequence[np.ndarray]) -> Predictions:
     """
     import pyarrow as pa
 
-    tables = [_table_of(path) for path in paths]
+    tables = []
+    for path in paths:
+        fix = f"delete {path.parent}, and run the same command again"
+        table = _read_table(path, f"{path.name} is missing or damaged", fix=fix)
+        tables.append(table.replace_schema_metadata(None))
     rows_N = np.concatenate(
         [of_part[table["row"].to_numpy()] for table, of_part in zip(tables, rows, strict=True)]
     )
@@ -328,12 +332,6 @@ def pooled(paths: Sequence[Path], rows: Sequence[np.ndarray]) -> Predictions:
         classes_NT=np.array(columns["top_classes"].to_pylist(), dtype=np.int64),
         probabilities_NT=np.array(columns["top_probabilities"].to_pylist(), dtype=np.float64),
     )
-
-
-def _table_of(path: Path) -> Any:
-    """Return the table of a file that a run of this command has written, without its metadata."""
-    fix = f"delete {path.parent}, and run the same command again"
-    return _read_table(path, f"{path.name} is missing or damaged", fix=fix).replace_schema_metadata(None)
 
 
 def _read_table(path: Path, damaged: str, *, fix: str) -> Any:

@@ -102,7 +102,9 @@ class FeatureStore:
         if content is None or content.size < NUMBERS * 4:
             return False
         width = tuple(content.ravel()[: NUMBERS * 4].view(np.uint32).tolist())
-        if self.width is None and _record_bytes(width) == content.size:
+        num_features, num_logits, num_labels = width
+        num_bytes = NUMBERS * 4 + 8 + 8 * num_labels + 4 * (num_features + num_logits)
+        if self.width is None and num_bytes == content.size:
             self._begin(width)
         return width == self.width
 
@@ -219,8 +221,3 @@ def _record(width: Sequence[int]) -> np.dtype:
     num_features, num_logits, num_labels = width
     fields = [("width", "<u4", (NUMBERS,)), ("row", "<i8"), ("labels", "<i8", (num_labels,))]
     return np.dtype([*fields, ("features", "<f4", (num_features,)), ("logits", "<f4", (num_logits,))])
-
-
-def _record_bytes(width: Sequence[int]) -> int:
-    num_features, num_logits, num_labels = width
-    return NUMBERS * 4 + 8 + 8 * num_labels + 4 * (num_features + num_logits)

@@ -122,7 +122,10 @@ def check_with_labels(
     files = {"out": None, "page": None}
     if run.out:
         files = {"out": str(run.out), "page": str(run.out.with_suffix(PAGE))}
-        write_csv(run.out, suspects.pop("rows"))
+        # A line for each image, the most suspicious label first; yes and no are 1 and 0.
+        rows = [record.values() for record in suspects.pop("rows")]
+        lines = [[int(cell) if isinstance(cell, bool) else cell for cell in row] for row in rows]
+        write_text(run.out, csv_text([COLUMNS, *lines]))
         write_page(run.out.with_suffix(PAGE), split, suspects | {"listed": listed})
     suspects.pop("rows", None)
     result["suspects"] = suspects | {"listed": listed} | files
@@ -304,13 +307,6 @@ def nearest_rows(
         cosine_MN[groups_N[part, None] == groups_N] = -np.inf
         found.append(np.argsort(-cosine_MN, axis=1, kind="stable")[:, :count])
     return np.concatenate(found)
-
-
-def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Write a line for each image, the most suspicious label first."""
-    rows = [[int(value) if value is True or value is False else value for value in record.values()]
-            for record in records]  # fmt: skip
-    write_text(path, csv_text([COLUMNS, *rows]))
 
 
 def write_page(path: Path, split: Split, suspects: Mapping[str, Any]) -> None:

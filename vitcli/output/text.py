@@ -50,8 +50,11 @@ def json_of(value: Any, *, indent: int | None = None) -> str:
     Other characters are escaped: what a terminal would obey, and the surrogates of a file name that is not
     text, which UTF-8 cannot express.
     """
-    shown = json.dumps(value, indent=indent, ensure_ascii=False)
-    return NOT_PLAIN.sub(lambda letters: "".join(map(_escaped, letters[0])), shown)
+
+    def escaped(letters: re.Match) -> str:
+        return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in letters[0])
+
+    return NOT_PLAIN.sub(escaped, json.dumps(value, indent=indent, ensure_ascii=False))
 
 
 def is_text(*texts: str) -> bool:
@@ -61,10 +64,6 @@ def is_text(*texts: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _escaped(character: str) -> str:
-    return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
 def terminal_width() -> int:

@@ -102,11 +102,13 @@ def _compute(
 
 def _run_entry(run: Run, names: Names) -> Entry:
     summary = run.summary
+    # Whether the scores are those of an average of runs, and not of runs whose average is delivered.
+    is_average = summary.average and len(summary.runs) == 1
     return Entry(
         (names.data(run.dataset), run.split, run.images),
         run.model,
         run.ckpt,
-        run.recipe | ({"average": summary.average.delivered} if run.is_average else {}),
+        run.recipe | ({"average": summary.average.delivered} if is_average else {}),
         run.path,
         seeds=run.seeds,
         values=tuple(scores.top1 for scores in summary.runs if scores.top1 is not None),

@@ -60,7 +60,9 @@ def all_predicted(collection: RunCollection, names: Names) -> list[Predicted]:
             if isinstance(record, Run):
                 classes, confusion = _of_run(record)
             else:
-                classes, confusion = _of_evaluation(record)
+                confusion = record.confusion
+                occurring = [name for label, prediction, _ in confusion for name in (label, prediction)]
+                classes = tuple(dict.fromkeys([*(record.summary.per_class or {}), *occurring]))
             mistakes = (
                 tuple(read(record.path / MISTAKES, Mistakes).mistakes) if _has(record, MISTAKES) else ()
             )
@@ -105,11 +107,6 @@ def _of_run(run: Run) -> tuple[tuple[str, ...], tuple[Pair, ...]]:
     classes = tuple(map(str, names))
     pairs = sorted(counts.items())
     return classes, tuple((classes[label], classes[predicted], count) for (label, predicted), count in pairs)
-
-
-def _of_evaluation(record: EvaluationRecord) -> tuple[tuple[str, ...], tuple[Pair, ...]]:
-    occurring = [name for label, prediction, _ in record.confusion for name in (label, prediction)]
-    return tuple(dict.fromkeys([*(record.summary.per_class or {}), *occurring])), record.confusion
 
 
 def by_class(predicted: Sequence[Predicted], names: Names) -> Table | None:

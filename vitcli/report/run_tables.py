@@ -35,12 +35,14 @@ def progress(collection: RunCollection, names: Names) -> Table:
         now, top1 = run.progress, _last(run.accuracies)
         fraction = now.step / now.total_steps if now.total_steps else None
         left = duration(now.seconds_left) if now.is_live is not False else ""
+        interval = interval_note(top1, run.num_evaluated)
+        images = f"{interval}, {count_of(run.num_evaluated, 'image')}" if interval else ""
         cells = (
             Cell(now.text, fraction, note=now.part),
             Cell(STATES[now.is_live]),
             Cell(left, now.seconds_left),
             number_cell(_last(run.losses), "{:.4f}"),
-            fraction_cell(top1, note=_images_and_interval(top1, run.num_evaluated)),
+            fraction_cell(top1, note=images),
             Cell("" if now.is_live else now.command),
         )
         rows.append(Row(_header(run.path, run, names), cells))
@@ -288,11 +290,6 @@ def _trial_cell(trial: TrialScore | None) -> Cell:
         return replace(cell, is_best=trial.is_chosen, note=", ".join(filter(None, ("MAE", state))))
     note = ", ".join(filter(None, (interval, state)))
     return replace(fraction_cell(trial.dev_top1, note=note), is_best=trial.is_chosen)
-
-
-def _images_and_interval(top1: float | None, count: int | None) -> str:
-    interval = interval_note(top1, count)
-    return f"{interval}, {count_of(count, 'image')}" if interval else ""
 
 
 def _last(curves: tuple[tuple[Point, ...], ...]) -> float | None:

@@ -137,11 +137,6 @@ class Run:
         return ImageSet(summary.num_eval_examples, summary.eval_fingerprint) if summary else UNKNOWN_IMAGES
 
     @property
-    def is_average(self) -> bool:
-        """Whether the scores are those of an average of runs, and not of runs whose average is delivered."""
-        return bool(self.summary and self.summary.average and len(self.summary.runs) == 1)
-
-    @property
     def seeds(self) -> tuple[int, ...]:
         seeds = tuple(scores.seed for scores in self.summary.runs) if self.summary else ()
         seed = self.recipe.get("train.seed")

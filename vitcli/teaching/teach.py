@@ -67,7 +67,10 @@ def teach(ckpt: str, changes: Changes, run: RunSettings, *, in_place: bool, comm
     in_place = in_place or (run.out is not None and run.out.resolve() == start.resolve())
     with ExitStack() as held:
         if in_place:  # before it is read: what another command changes meanwhile would be lost
-            _check_is_taught(start)
+            if not all((start / name).is_file() for name in (CLOSED_FORM, WEIGHTS)):
+                fix = "name a new folder: --out FOLDER; from then on --in-place changes that one"
+                what = f"{start} is not a folder that vit teach has made"
+                raise VitError(what, where="--in-place", fix=fix)
             claim(start, held)
         taught = open_taught(ckpt, run)
         out = start if in_place else run.out
@@ -130,12 +133,6 @@ def failure_of(result: dict[str, Any]) -> VitError | None:
     if any(trace["path"].startswith(result["out"]) and Path(trace["path"]).name in FILES for trace in traces):
         fix = f"vit forget {shlex.quote(result['out'])} IMAGES --in-place (of a few-shot run, --out FOLDER)"
     return CheckFailed("; ".join(problems), where=result["out"], fix=fix)
-
-
-def _check_is_taught(folder: Path) -> None:
-    if not all((folder / name).is_file() for name in (CLOSED_FORM, WEIGHTS)):
-        fix = "name a new folder: --out FOLDER; from then on --in-place changes that one"
-        raise VitError(f"{folder} is not a folder that vit teach has made", where="--in-place", fix=fix)
 
 
 def _check_result(

@@ -176,11 +176,11 @@ def prove_resume(
     }
     differing = [name for name, (unbroken, killed) in hashes.items() if unbroken != killed]
     if differing:
-        raise CheckFailed(
-            f"the killed run ended with different bits: {', '.join(differing)}",
-            where=str(folder),
-            fix=_fix_of_differing_bits(options),
-        )
+        what = f"the killed run ended with different bits: {', '.join(differing)}"
+        fix = "report it with both run folders; do not rely on resumed runs on this machine"
+        if torch.cuda.is_available() and not devices.is_cpu() and "--exact" not in options:
+            fix = "on GPUs, kernels may sum in another order each time: add --exact, here and to runs"
+        raise CheckFailed(what, where=str(folder), fix=fix)
     shutil.rmtree(folder)
     return {
         "command": "doctor resume",
@@ -190,12 +190,6 @@ def prove_resume(
         "same_bits": True,
         "sha256": {name: sha256 for name, (sha256, _) in hashes.items()},
     }
-
-
-def _fix_of_differing_bits(options: Sequence[str]) -> str:
-    if torch.cuda.is_available() and not devices.is_cpu() and "--exact" not in options:
-        return "on GPUs, kernels may sum in another order each time: add --exact, here and to runs"
-    return "report it with both run folders; do not rely on resumed runs on this machine"
 
 
 def proof_as_text(result: dict[str, Any]) -> str:

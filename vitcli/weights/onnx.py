@@ -74,9 +74,12 @@ def write_onnx(
     else:
         _exported(program, form).save(path, external_data=is_large)
     proto = onnx.load(path, load_external_data=False)
-    _drop_traces(proto.graph)
-    _keep_padding_apart(proto.graph)
-    _name_data_by_contents(path, proto.graph)
+    # The exporter's notes on its own run, such as local paths, go.
+    graph = proto.graph
+    for part in (graph, *graph.node, *graph.value_info, *graph.initializer, *graph.input, *graph.output):
+        del part.metadata_props[:]
+    _keep_padding_apart(graph)
+    _name_data_by_contents(path, graph)
     if is_rounded:
         onnx.save(proto, path)
         if form.precision == "int8":
@@ -162,12 +165,6 @@ def _name_data_by_contents(path: Path, graph: Any) -> None:
     for entry in (entry for tensor in graph.initializer for entry in tensor.external_data):
         if entry.key == "location":
             entry.value = named.name
-
-
-def _drop_traces(graph: Any) -> None:
-    """Delete the exporter's notes on its own run, such as local paths."""
-    for part in (graph, *graph.node, *graph.value_info, *graph.initializer, *graph.input, *graph.output):
-        del part.metadata_props[:]
 
 
 def _keep_padding_apart(graph: Any) -> None:

@@ -349,7 +349,7 @@ class Averaging:
             )
             for run in task.runs:
                 check_names(self.model.state_dict(), run.tensor_names, where=f"RUN {run.path}")
-            with opened([run.weights_file for run in task.runs]) as self.files:
+            with opened([run.path / run_folder.WEIGHTS for run in task.runs]) as self.files:
                 # Choose on the dev split; then score what is delivered on the images to report on.
                 scores, candidates = self._candidates()
                 delivered, record = self._choice(scores, candidates)

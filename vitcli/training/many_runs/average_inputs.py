@@ -50,10 +50,6 @@ class FinishedRun:
     sha256: str
 
     @property
-    def weights_file(self) -> Path:
-        return self.path / run_folder.WEIGHTS
-
-    @property
     def start(self) -> str:
         """The digest of the network before the first step; "" of fresh weights."""
         return str(self.metadata.get(START) or "")

@@ -101,11 +101,7 @@ def _keep_in_evaluation(module: nn.Module) -> None:
 def _stay_in_evaluation(module: nn.Module) -> None:
     """Let the module ignore `train()`, which the loop and each evaluation call on the whole network."""
     module.eval()
-    module.train = MethodType(_ignore_mode, module)
-
-
-def _ignore_mode(module: nn.Module, mode: bool = True) -> nn.Module:
-    return module
+    module.train = MethodType(lambda module, mode=True: module, module)
 
 
 def add_adapters(model: nn.Module, *, rank: int, alpha: float | None) -> None:
