@@ -1,12 +1,13 @@
 """The results of `vit bench` for a terminal. Loads no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitcli.output.document import simple_table
 from vitcli.output.text import count_of, pairs, rate_text, size_text
 
 GIGA, TERA = 1e9, 1e12
+Row = tuple[str, str]
 
 
 def as_text(result: Mapping[str, Any]) -> str:
@@ -17,6 +18,13 @@ def as_text(result: Mapping[str, Any]) -> str:
 def _data(result: Mapping[str, Any]) -> str:
     second, compare = result["second_epoch"], result["compare"]
     later = f"; {1e3 * second['cpu_s_per_image']:.2f} ms later" if second else ""
+    by_cpu = []
+    if compare:
+        cpu = f"{_times(compare['cpu_ratio'], compare['cpu_ratio_range'])} as many images per CPU-second"
+        if compare["second_epoch_ratio"]:
+            ratios = compare["second_epoch_ratio"], compare["second_epoch_cpu_ratio"]
+            cpu += "; in later epochs {:.1f}x by the clock, {:.1f}x by CPU time".format(*ratios)
+        by_cpu = [("", cpu)]
     pixels = "augmented for training" if result["pixels"] == "train" else "as in evaluation"
     threads = count_of(result["workers"], "thread")
     rows = [
@@ -25,23 +33,12 @@ def _data(result: Mapping[str, Any]) -> str:
         ("CPU time", f"{1e3 * result['cpu_s_per_image']:.2f} ms per image{later}"),
         ("decoding", f"{result['decode']['images_per_s']:,.0f} images/s alone, with {threads}"),
         ("memory", _memory(result)),
-        *_compared_data(compare),
+        *_compared(compare, by_cpu),
         ("images", f"{result['split']}, {result['num_examples']:,}"),
         ("pixels", f"{pixels} at {size_text(result['resolution'])} px, batches of {result['batch_size']}"),
         *_machine(result),
     ]
     return pairs((name, value) for name, value in rows if value)
-
-
-def _compared_data(compare: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    if not compare:
-        return []
-    cpu = f"{_times(compare['cpu_ratio'], compare['cpu_ratio_range'])} as many images per CPU-second"
-    later = ""
-    if compare["second_epoch_ratio"]:
-        by_clock, by_cpu = compare["second_epoch_ratio"], compare["second_epoch_cpu_ratio"]
-        later = f"; in later epochs {by_clock:.1f}x by the clock, {by_cpu:.1f}x by CPU time"
-    return [*_compared(compare), ("", cpu + later), ("differs", compare["differences"])]
 
 
 def _train(result: Mapping[str, Any]) -> str:
@@ -57,7 +54,6 @@ def _train(result: Mapping[str, Any]) -> str:
         ("CPU time", f"{1e3 * result['cpu_s_per_image']:.2f} ms per image"),
         ("memory", _memory(result)),
         *_compared(result["compare"]),
-        *([("differs", result["compare"]["differences"])] if result["compare"] else []),
         ("network", f"{result['model']} at {size_text(result['resolution'])} px, {result['optimizer']}"),
         ("images", result["dataset"]),
         *_machine(result),
@@ -115,18 +111,20 @@ def _memory(result: Mapping[str, Any]) -> str:
     return host if on_device is None else f"{on_device:.2f} GiB on the GPU, {host} beside it"
 
 
-def _compared(compare: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+def _compared(compare: Mapping[str, Any] | None, more: Sequence[Row] = ()) -> list[Row]:
+    """Return the rows of a comparison, `more` of them between the other side's speed and what differs."""
     if not compare:
         return []
     theirs = f"{rate_text(compare['images_per_s'])} images/s by {compare['peer']}"
-    return [("against", f"{_times(compare['ratio'], compare['ratio_range'])} timm's speed: {theirs}")]
+    speed = f"{_times(compare['ratio'], compare['ratio_range'])} timm's speed: {theirs}"
+    return [("against", speed), *more, ("differs", compare["differences"])]
 
 
 def _times(ratio: float, span: list[float]) -> str:
     return f"{ratio:.2f}x ({span[0]:.2f} to {span[1]:.2f})"
 
 
-def _machine(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _machine(result: Mapping[str, Any]) -> list[Row]:
     about = result["machine"]
     cores = count_of(about["cpu_count"], "core")
     return [("machine", f"{about['device_name']}, {cores}; torch {about['torch']}, vit {about['vit']}")]

@@ -106,11 +106,7 @@ def unknown_option(name: str, command: str, options: Sequence[str]) -> VitError:
 
 
 def unexpected_word(word: str, given: Sequence[str], command: str, options: Sequence[str]) -> VitError:
-    """Return the error for a word that is not a value of an option: mostly a path without its option.
-
-    Args:
-        given: all words behind the command.
-    """
+    """Return the error for a word that is not a value of an option: mostly a path without its option."""
     option = None
     if "--ckpt" in options and looks_like_weights(word):
         option = "--ckpt"

@@ -191,11 +191,7 @@ def finish(export: Export, path: Path, out: str, progress: Progress) -> dict[str
 def result_of(
     export: Export, weights: Weights, out: str, facts: dict[str, Any], progress: Progress
 ) -> dict[str, Any]:
-    """Return the object of --json, and note what its user has to know.
-
-    Args:
-        weights: as they were read.
-    """
+    """Return the object of --json, and note what its user has to know."""
     facts = dict(facts)
     notes = [*export.notes, *facts.pop("notes")]
     if facts.pop("is_zero"):

@@ -126,11 +126,7 @@ def weights_card(exported: dict[str, Any], loading: str) -> str:
 
 
 def taught_card(summary: dict[str, Any], arch: Architecture, licence: str) -> str:
-    """Return the Markdown card of a classifier that was taught, `taught_card.md.j2`.
-
-    Args:
-        summary: as summary.json of `vit teach`.
-    """
+    """Return the Markdown card of a classifier that was taught, `taught_card.md.j2`."""
     start = summary["from"]
     front_matter = _front_matter(
         loads_in_timm=True, is_classifier=True, ckpt=start, **licences.in_card(licence)

@@ -39,9 +39,6 @@ def from_table(
 ) -> Split:
     """Return a Hugging Face table as a split; columns that are not named are found by their types.
 
-    Args:
-        numbers: whether the labels are numbers to predict.
-
     Raises:
         DataError: no column fits, or several do; an image path is outside `root`.
     """

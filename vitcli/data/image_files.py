@@ -31,9 +31,6 @@ def find_images(names: Sequence[str], *, where: str) -> Split:
     A file that is named itself is among them whatever it holds: who reads it gets the reason. Files of other
     kinds that a folder or a glob holds are left out.
 
-    Args:
-        where: the option or argument that they come from.
-
     Raises:
         DataError: a name matches no image, or nothing else is named than files that cannot be read.
     """

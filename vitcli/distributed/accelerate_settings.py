@@ -38,9 +38,6 @@ HARMLESS = {"ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY", "ACCELERATE_LOG_
 def check(device: str | None = None) -> None:
     """Refuse settings that a run cannot honour, naming the variable and what works instead.
 
-    Args:
-        device: as --device names it, if it does.
-
     Raises:
         VitError: there is one.
     """

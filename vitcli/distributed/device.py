@@ -89,11 +89,7 @@ def check_here(available: Sequence[str], processes_here: int) -> None:
 
 
 def check_no_gpu_is_left_out(problem: Callable[[], str]) -> None:
-    """Refuse to compute on the CPU of a machine whose NVIDIA GPUs torch cannot use, unless asked to.
-
-    Args:
-        problem: returns why torch cannot use them.
-    """
+    """Refuse to compute on the CPU of a machine whose NVIDIA GPUs torch cannot use, unless asked to."""
     gpus = [] if is_hidden() else nvidia_gpus()
     if gpus:
         count = "an NVIDIA GPU" if len(gpus) == 1 else f"{len(gpus)} NVIDIA GPUs"

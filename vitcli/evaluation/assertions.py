@@ -140,11 +140,7 @@ def check_apply(asserted: Sequence[Assertion], task: Task) -> None:
 def failed(
     assertions: Sequence[Assertion], results: Sequence[tuple[str, dict[str, Any]]]
 ) -> CheckFailed | None:
-    """Return the error to raise if an assertion does not hold; None if all hold.
-
-    Args:
-        results: each with a name for the error.
-    """
+    """Return the error to raise if an assertion does not hold; None if all hold."""
     broken = [
         (assertion, name, result)
         for assertion in assertions

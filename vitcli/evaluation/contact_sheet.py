@@ -57,12 +57,7 @@ def doubt(prediction: Mapping[str, Any]) -> float:
 
 
 def write(path: Path, result: Mapping[str, Any], rows: Sequence[int], sheet: ContactSheet) -> None:
-    """Write the page.
-
-    Args:
-        result: of `predict.predict`.
-        rows: of its predictions.
-    """
+    """Write the page."""
     predictions, num_unreadable = result["predictions"], len(result["unreadable"])
     knows_doubt = {UNSURE, "prediction_set", "margin"} & predictions[0].keys()
     num_doubtful, unchecked = sum(bool(_doubts(each)) for each in predictions), result.get("new_classes")

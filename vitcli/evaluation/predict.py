@@ -157,7 +157,11 @@ def predict_with(
     calibration = calibration_of(weights.metadata, arch.num_classes)
     task = task_of(weights.metadata, arch.num_classes)
     _check_applies(task, options, weights.readable_class_names)
-    notes = [] if target else _notes_on_classes(weights, arch.num_classes, options.topk)
+    notes = []
+    if not target and not weights.class_names:
+        notes = [imagenet.note(weights.imagenet, arch.num_classes)]
+    if not target and options.topk and options.topk > arch.num_classes:
+        notes.append(f"note: --topk {options.topk} lists all {arch.num_classes} classes of the model")
     about = f"{arch.name}: {network.preprocessing.summary()}, {network.preprocessing_from}"
     for line in [about, *split.lines, *notes]:
         settings.progress.note_once(line)
@@ -233,14 +237,6 @@ def _check_applies(task: Task, options: PredictOptions, class_names: Sequence[st
     if options.sort_into:
         check_supports("--sort-into", task, name="the checkpoint", fix=fix, kind=VitError)
         sorting.refuse_links(options.sort_into, class_names)
-
-
-def _notes_on_classes(weights: Weights, num_classes: int, topk: int | None) -> list[str]:
-    """Return lines on more classes than there are, and on those whose names the weights do not store."""
-    notes = [] if weights.class_names else [imagenet.note(weights.imagenet, num_classes)]
-    if topk and topk > num_classes:
-        notes.append(f"note: --topk {topk} lists all {num_classes} classes of the model")
-    return notes
 
 
 def _decide(result: dict[str, Any], options: PredictOptions, class_names: Sequence[str]) -> None:

@@ -226,11 +226,7 @@ def eval_settings(recipe: Recipe, run: RunSettings) -> EvalSettings:
 def settings_of_run(
     recipe: Recipe, runtime: Runtime, progress: Progress, *, workers: int | None
 ) -> EvalSettings:
-    """Return the settings of the evaluations of a training run.
-
-    Args:
-        workers: loader threads; None for the default.
-    """
+    """Return the settings of the evaluations of a training run."""
     return EvalSettings(
         runtime=runtime,
         batch_size=recipe.eval.batch_size,

@@ -10,7 +10,6 @@ merged with it for this reason.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from fnmatch import fnmatch
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from vitcli.distributed import launch
 from vitcli.errors import VitError, nearest
 from vitcli.experiments import vtab
 from vitcli.experiments.reproduce_rows import PaperRow, PaperTables, judge, rows_of
+from vitcli.models.variants import matches
 from vitcli.output.atomic import write_json
 from vitcli.output.leases import Cells
 from vitcli.output.owned_folder import OwnedFolder
@@ -40,9 +40,7 @@ Evaluate = Callable[[str], dict[str, Any]]
 def list_rows(rows: PaperTables, pattern: str | None) -> dict[str, Any]:
     """List the rows whose name matches a part of a name or a glob, case-insensitive; None for all."""
     rows_by_name = rows_of(rows)
-    glob = (pattern or "").lower()
-    glob = glob if any(mark in glob for mark in "*?[") else f"*{glob}*"
-    matching = [row for name, row in rows_by_name.items() if fnmatch(name.lower(), glob)]
+    matching = [row for name, row in rows_by_name.items() if matches(name, pattern or "")]
     if not matching:
         problem = f"no row matches {pattern!r}{nearest(pattern, rows_by_name)}"
         raise VitError(problem, where="argument ROW", fix="vit reproduce --list shows all rows")

@@ -237,7 +237,20 @@ def find_row(tables: PaperTables, name: str, *, scale: str | None, ckpt: str | N
         raise VitError(problem, where="--scale", fix=fix)
     if ckpt:
         raise VitError("--scale has its own weights", where="--ckpt", fix="leave one of the two out")
-    return _at_scale(row, tables, scale)
+    # It is the same for all rows except for its name.
+    small = tables.scales[scale]
+    mean, std = _fractions(small.published)
+    return replace(
+        row,
+        **small.model_dump(exclude={"set", "published"}),
+        training=f"{row.name}-{scale}",
+        published=mean,
+        published_std=std,
+        protocol="finetune",
+        labels="own",
+        settings={**tables.shared.set, **small.set},
+        scale=scale,
+    )
 
 
 def judge(
@@ -324,23 +337,6 @@ def _row(tables: PaperTables, column: str, task: str) -> PaperRow:
         unreleased=entry.unreleased and tables.reasons[entry.unreleased],
         instead=f"{entry.instead}/{task}" if has_instead else None,
         settings={**tables.shared.set, **entry.set, **entry.set_of.get(paper_task.recipe or "", {})},
-    )
-
-
-def _at_scale(row: PaperRow, tables: PaperTables, scale: str) -> PaperRow:
-    """Return the small run in place of a row: the same for all rows except for its name."""
-    small = tables.scales[scale]
-    mean, std = _fractions(small.published)
-    return replace(
-        row,
-        **small.model_dump(exclude={"set", "published"}),
-        training=f"{row.name}-{scale}",
-        published=mean,
-        published_std=std,
-        protocol="finetune",
-        labels="own",
-        settings={**tables.shared.set, **small.set},
-        scale=scale,
     )
 
 

@@ -39,9 +39,6 @@ def check(folder: Path, study: Study, *, overwrite: bool) -> None:
 def join(folder: Path, study: Study, plans: Mapping[str, Any], *, overwrite: bool) -> None:
     """Open the folder for one of several workers: write the study and the plans of its runs.
 
-    Args:
-        overwrite: delete an earlier study in it.
-
     Raises:
         MachineError: the folder cannot be written, or another command holds it.
         VitError: as `check`; or it is to be overwritten, and another worker is busy in it.

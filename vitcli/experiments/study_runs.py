@@ -23,11 +23,7 @@ from vitcli.training.setup import RunOptions
 
 
 def work_of(study: Study, options: RunOptions) -> StudyActions:
-    """Return the actions for the runs of this study.
-
-    Args:
-        options: of every run; each run gets its own `out`.
-    """
+    """Return the actions for the runs of this study."""
     train = {"pretrain": pretrain, "finetune": finetune}[study.command]
     score = study.score
 

@@ -128,11 +128,7 @@ def _so_far(groups: Mapping[str, str], folder: Path) -> dict[str, Any]:
 def evaluate_tasks(
     groups: Mapping[str, str], ckpt: str, evaluate: Callable[[str, str], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Evaluate the checkpoint of each finished task below the folder `ckpt`.
-
-    Args:
-        evaluate: returns the result of `vit evaluate` for a data set and a checkpoint.
-    """
+    """Evaluate the checkpoint of each finished task below the folder `ckpt`."""
     folder = Path(ckpt)
     finished = [task for task in groups if (folder / task / run_folder.WEIGHTS).is_file()]
     if not finished:

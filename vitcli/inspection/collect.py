@@ -96,10 +96,16 @@ def inspect_checkpoint(
         left_out["attention_by_layer"] = left_out["attention_by_head"]
     arrays = {name: array for _, part_arrays in applying.values() for name, array in part_arrays.items()}
     arrays |= {"images": shown.images_MHWC} if shown else {}
+    grid = patch_grid(model)
     result = {
         "command": "inspect",
         "ckpt": str(recipe.model.ckpt),
-        **_model_facts(weights, model, arch, preprocessing),
+        "model": arch.name,
+        "numerics": weights.numerics,
+        "resolution": preprocessing.resolution,
+        "patch_size": arch.patch_size or (grid and arch.image_size[0] // grid[0]),
+        "patch_grid": grid and list(grid),
+        "preprocessing": preprocessing.summary(),
         "dataset": recipe.data.dataset,
         **_image_facts(split, shown),
         **_predictions(weights, split if recipe.data.dataset else None, shown),
@@ -107,20 +113,6 @@ def inspect_checkpoint(
         "left_out": left_out,
     }
     return Inspection(result, {name: array.cpu().contiguous().numpy() for name, array in arrays.items()})
-
-
-def _model_facts(
-    weights: Weights, model: nn.Module, arch: Architecture, preprocessing: Preprocessing
-) -> dict[str, Any]:
-    grid = patch_grid(model)
-    return {
-        "model": arch.name,
-        "numerics": weights.numerics,
-        "resolution": preprocessing.resolution,
-        "patch_size": arch.patch_size or (grid and arch.image_size[0] // grid[0]),
-        "patch_grid": grid and list(grid),
-        "preprocessing": preprocessing.summary(),
-    }
 
 
 def _image_facts(split: Split | None, shown: AttentionPass | None) -> dict[str, Any]:

@@ -136,11 +136,7 @@ def _check(recipe: Recipe, image_patterns: Sequence[str], split: str) -> None:
 
 
 def _check_apart(out: Path, places: Sequence[str]) -> None:
-    """Refuse to write figures among the input images: the same command would read them the next time.
-
-    Args:
-        places: folders, files and globs.
-    """
+    """Refuse to write figures among the input images: the same command would read them the next time."""
     folder = out.resolve()
     for place in places:
         holds_out = Path(place).is_dir() and folder.is_relative_to(Path(place).resolve())

@@ -59,11 +59,7 @@ def interval_shown(intervals: Mapping[str, Any] | None, key: str) -> str:
 
 
 def score_rows(result: Mapping[str, Any], keys: Iterable[str] = ROWS) -> list[Row]:
-    """Return name and value of each score of a run or an evaluation for a terminal.
-
-    Args:
-        keys: of the scores to show, those that the result has.
-    """
+    """Return name and value of those of the scores that a run or an evaluation has, for a terminal."""
     named = {"f1_macro": "classes"}
     return [
         (named.get(key, SHOWN[key].label), _value(result, key))

@@ -43,11 +43,7 @@ USUAL_SIDE = 224  # pixels, of most weights: more seldom help
 
 
 def as_text(result: dict[str, Any], *, verbose: bool = False, width: int | None = None) -> str:
-    """Return the summary of a run in ten lines, or with all that is known; or the plan of a dry run.
-
-    Args:
-        width: columns of a line; default: the terminal's.
-    """
+    """Return the summary of a run in ten lines, or with all that is known; or the plan of a dry run."""
     if "total_steps" in result:
         return _plan(result)
     return all_rows(result, width=width) if verbose else _brief(result, width=width)

@@ -9,7 +9,7 @@ import csv
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -215,7 +215,13 @@ def list_pretrained(pattern: str | None) -> dict[str, Any]:
     known = known_weights()
     chosen = [weights for weights in known if pattern is None or _is_of(weights, pattern)]
     if not chosen:
-        raise _no_such_pretrained(pattern or "", known)
+        families, networks = map(str.lower, FAMILIES), dict.fromkeys(weights.network for weights in known)
+        names = [*families, *networks, *(weights.name for weights in known)]
+        name = (pattern or "").lower().removeprefix("timm/")
+        shown = f"{plain(pattern or '')!r}{nearest(name, names)}"
+        what = f"timm has no weights of the ViT family that match {shown}"
+        others = "networks of other kinds: vit models PATTERN --weights"
+        raise VitError(what, where="PATTERN", fix=f"vit models --pretrained lists the families; {others}")
     ranks = list(FAMILIES)
     chosen.sort(key=lambda one: (ranks.index(one.family), one.params or 0, one.image_size, one.name))
     return {
@@ -248,17 +254,6 @@ def _is_of(weights: KnownWeights, pattern: str) -> bool:
 
 def _letters(family: str) -> str:
     return re.sub(r"[^a-z0-9]", "", family.lower())
-
-
-def _no_such_pretrained(pattern: str, known: Sequence[KnownWeights]) -> VitError:
-    """Return the error of a pattern that fits no weights, with the nearest name."""
-    families, networks = map(str.lower, FAMILIES), dict.fromkeys(weights.network for weights in known)
-    names = [*families, *networks, *(weights.name for weights in known)]
-    hint = nearest(pattern.lower().removeprefix("timm/"), names)
-    fix = "vit models --pretrained lists the families; networks of other kinds: vit models PATTERN --weights"
-    return VitError(
-        f"timm has no weights of the ViT family that match {plain(pattern)!r}{hint}", where="PATTERN", fix=fix
-    )
 
 
 def known_weights() -> list[KnownWeights]:

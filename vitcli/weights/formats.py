@@ -180,9 +180,6 @@ def write(
 def read_back(format: str, path: Path, form: ProgramForm | None = None) -> nn.Module:
     """Return the network that others get from the file or folder, in evaluation mode.
 
-    Args:
-        form: as it was written in.
-
     Raises:
         CheckFailed: it cannot be read.
     """

@@ -97,7 +97,12 @@ def from_huggingface(state: dict[str, Tensor]) -> HuggingFaceTensors:
         WeightsError: a tensor is missing, unknown, duplicated or of an impossible shape.
     """
     # Spell all names as save_pretrained does, and set aside what a classifier does not use
-    left = _in_saved_spelling(state)
+    spelled: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if (saved := _as_saved(name)) in spelled:
+            raise _wrong(f"the tensor {saved} is stored twice, in two spellings", TENSORS)
+        spelled[saved] = tensor
+    left = {name: tensor for name, tensor in spelled.items() if name not in UNUSED}
     unused = tuple(name for name in state if _as_saved(name) in UNUSED)
 
     def take(name: str, *, ndim: int) -> Tensor:
@@ -240,16 +245,6 @@ def _as_saved(name: str) -> str:
     name = name.removeprefix("vit.")
     layer = re.fullmatch(r"layers\.(\d+)\.(.+?)(\.weight|\.bias|)", name)
     return f"encoder.layer.{layer[1]}.{SAVED_PARTS.get(layer[2], layer[2])}{layer[3]}" if layer else name
-
-
-def _in_saved_spelling(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors that a classifier uses, under the names of `save_pretrained`."""
-    spelled = {}
-    for name, tensor in state.items():
-        if (saved := _as_saved(name)) in spelled:
-            raise _wrong(f"the tensor {saved} is stored twice, in two spellings", TENSORS)
-        spelled[saved] = tensor
-    return {name: tensor for name, tensor in spelled.items() if name not in UNUSED}
 
 
 def _qkv(take, attention: str, *, has_biases: bool) -> dict[str, Tensor]:

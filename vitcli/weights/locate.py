@@ -25,7 +25,6 @@ from vitcli.weights.names import (
     FORMATS,
     INDEX,
     WEIGHTS_NAMES,
-    Reference,
     check_local,
     registered,
     resolve,
@@ -72,11 +71,21 @@ def locate(ckpt: str, progress: Progress, *, with_note: bool = True) -> WeightsS
                 raise file_error("this installation has no demo weights", fix="install the released package")
             return _in_folder(DEMO_FOLDER, format=DEMO)
         case "hub":
-            file = _from_the_hub(reference, progress)
+            try:
+                file = fetch_repository(reference.place, reference.revision, reference.file, progress)
+            except WeightsError as error:
+                if reference.place.startswith("timm/") and not reference.network:  # unknown to this timm
+                    error.message += suggest(reference.place)
+                raise
             configs, card = _configs(file.parent), file.parents[reference.file.count("/")] / CARD
             return WeightsSource(file, *configs, "hub repository", reference.tag, reference.place, card)
         case "address":
-            file = _from_address(reference, progress)
+            try:
+                file = fetch_address(reference.place, progress)
+            except VitError as error:
+                if reference.also:
+                    error.fix += f"; timm has the same weights: {reference.also}"
+                raise
             config = _timms_config(reference.network)
             return WeightsSource(file, config, {}, FORMATS[file.suffix], reference.tag, reference.place)
     path = Path(ckpt)
@@ -96,24 +105,6 @@ def read_source(source: WeightsSource, *, values: bool = True) -> StoredTensors:
         return read_stored(source.file, values=values)
     with attribute_errors_to(str(source.file)):
         return read_stored(source.file, values=values)
-
-
-def _from_the_hub(reference: Reference, progress: Progress) -> Path:
-    try:
-        return fetch_repository(reference.place, reference.revision, reference.file, progress)
-    except WeightsError as error:
-        if reference.place.startswith("timm/") and not reference.network:  # no name that this timm knows
-            error.message += suggest(reference.place)
-        raise
-
-
-def _from_address(reference: Reference, progress: Progress) -> Path:
-    try:
-        return fetch_address(reference.place, progress)
-    except VitError as error:
-        if reference.also:
-            error.fix += f"; timm has the same weights: {reference.also}"
-        raise
 
 
 def _timms_config(network: str) -> dict[str, Any]:

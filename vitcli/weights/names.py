@@ -352,7 +352,6 @@ def suggest(name: str) -> str:
 
 
 def _unknown_in_timm(ckpt: str, network: str, tag: str) -> WeightsError:
-    startup.load()
     import timm
 
     if tags := tags_by_network().get(network):

@@ -9,8 +9,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from vitcli.data import seen_images
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import VitError
@@ -53,6 +51,9 @@ def summarise(ckpt: str, *, model_name: str | None, quiet: bool = False) -> dict
     diagnosis = diagnose(ckpt, model_name=model_name, progress=Progress(quiet=quiet))
     file, stored, info = diagnosis.source.file, diagnosis.stored, diagnosis.info
     dtypes = [t.dtype for t in stored.tensors.values()] + [a.dtype for a in stored.arrays.values()]
+    # The running averages of a batch norm are not trained.
+    averages = ("running_mean", "running_var")
+    learned = [t for name, t in diagnosis.state.items() if not name.endswith(averages)]
     return {
         "command": "inspect",
         "ckpt": ckpt,
@@ -64,7 +65,7 @@ def summarise(ckpt: str, *, model_name: str | None, quiet: bool = False) -> dict
         **_network(diagnosis),
         **_stored_values(info),
         "num_tensors": len(dtypes),
-        "num_params": _num_params(diagnosis.state),
+        "num_params": sum(tensor.numel() for tensor in learned if tensor.is_floating_point()),
         "dtypes": dict(Counter(str(dtype).removeprefix("torch.") for dtype in dtypes)),
         **_mismatches(diagnosis),
         "non_finite": find_non_finite(diagnosis.state),
@@ -74,12 +75,6 @@ def summarise(ckpt: str, *, model_name: str | None, quiet: bool = False) -> dict
         "usable": not diagnosis.problems,
         "commands": [shlex.join(["vit", *words]) for words in _commands(ckpt, model_name, diagnosis)],
     }
-
-
-def _num_params(state: dict[str, Tensor]) -> int:
-    """Count the trained numbers, without the running averages of a batch norm."""
-    learned = {name: t for name, t in state.items() if not name.endswith(("running_mean", "running_var"))}
-    return sum(tensor.numel() for tensor in learned.values() if tensor.is_floating_point())
 
 
 def _network(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -39,11 +39,7 @@ class Finding:
 
 
 def find(result: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the findings of a checked data set as JSON, what spoils numbers first.
-
-    Args:
-        result: with the keys of `check.check`.
-    """
+    """Return the findings of a checked data set as JSON, what spoils numbers first."""
     parts = (
         _unreadable(result),
         _copies(result),

@@ -88,9 +88,6 @@ def table_rows(result: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """Return threshold, fraction answered, fraction of these right and its 95 % interval, as text.
 
     Thresholds that answer nothing, or the same images as one before, are left out.
-
-    Args:
-        result: of `results_of`.
     """
     rows: list[tuple[str, str, str, str]] = []
     answered = None

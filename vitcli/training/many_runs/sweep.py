@@ -35,11 +35,7 @@ from vitcli.training.text import arm_line, run_line
 
 
 def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel) -> dict[str, Any]:
-    """Make the run or the runs that a recipe asks for; return the summary, or the plan with --dry-run.
-
-    Args:
-        make_model: builds the network for the recipe of one run and its training split.
-    """
+    """Make the run or the runs that a recipe asks for; return the summary, or the plan with --dry-run."""
     refuse_without_teacher(recipe)
     data = RunData(starts_of(recipe), quiet=options.quiet)
     plan_only = options.dry_run and not options.measure

@@ -149,11 +149,7 @@ def summary_of_all(
     path: Path,
     average: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the object of summary.json: means and deviations (ddof 1) over the final runs, and every run.
-
-    Args:
-        average: the summary of the average of the final runs, if there is one.
-    """
+    """Return the object of summary.json: means and deviations (ddof 1) over the final runs, and every run."""
     runs = [dict(final["runs"][0]) for final in finals]
     arms = [trial.summary for trial in trials if trial.summary]
     summaries = [*arms, *finals]
