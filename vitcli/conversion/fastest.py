@@ -58,7 +58,7 @@ from vitcli.weights.onnx import OnnxNetwork
 from vitcli.weights.production.program import PRECISIONS
 
 ALPHA = 0.05  # probability that a file is kept which loses too much
-SIDES = (6 / 7, 5 / 7, 4 / 7, 3 / 7)  # of images, of that of the checkpoint
+SIDES = (6 / 7, 11 / 14, 5 / 7, 9 / 14, 4 / 7, 3 / 7)  # of images, of that of the checkpoint
 MOST_DROPPED = 2  # last blocks
 FASTER = ("fp16", "int8")  # precisions that may be; int8-weights computes as fp32 does
 LEAST_GAIN = 0.05  # of latency: one that is less faster than another is hardly faster
