@@ -331,7 +331,7 @@ QUESTIONS: list[tuple[str, str, str]] = [
     (
         "optimizer.name=adamw",
         "optimizer.name is",
-        "adam is AdamW here, which the name of another tool is not",
+        "write adam, which is AdamW here",
     ),
     ("--precision fp16", "needs a GPU", "the nearest name of fp64, and this machine has no GPU"),
     ("--device cuda", "there is no cuda", "an option for machines with GPUs"),

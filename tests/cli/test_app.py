@@ -222,7 +222,7 @@ FIRST_TRIES = {
     "finetune --warmup-epochs 5": "--set schedule.warmup=VALUE", "finetune --wandb": "--track wandb",
     "finetune --early-stopping": "--set train.patience=VALUE",
     "finetune -b 8": "did you mean '--batch-size'?", "average runs --set a.b=1": "takes no recipe keys",
-    "finetune --set optimizer.name=adamw": "adam is AdamW here",
+    "finetune --set optimizer.name=adamw": "adam, which is AdamW here",
     "finetune --set optimizer.wd=0.1": "wd is written optimizer.weight_decay",
 }  # fmt: skip
 

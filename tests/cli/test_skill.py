@@ -43,7 +43,8 @@ def test_the_reference_is_written_from_this_code():
         written = (module.FOLDER / name).read_text()
         assert written == module.NOTE + page.rstrip("\n") + "\n", f"run docs/make_reference.py: {name}"
     keys = (module.FOLDER / "recipe-keys.md").read_text()
-    assert all(f"## {section}\n" in keys for section in Recipe.model_fields) and "None`): None" not in keys
+    assert all(f"## {section}\n" in keys for section in Recipe.model_fields) and "None" not in keys
+    assert "`optimizer.lr` (required)" in keys and "(default: `false`)" in keys and "Pydantic" not in keys
 
 
 def test_the_versions_are_one_json_object():

@@ -162,7 +162,7 @@ def test_what_is_missing_is_listed_key_by_key(write):
     path = write("[data]\nimage_size = 224\n[optimizer]\nname = 'adam'\n")
     message = refusal(name=path).message
 
-    for what in ("data.flip", "optimizer.lr", "optimizer.betas", "section [eval]", "section [schedule]"):
+    for what in ("data.flip", "optimizer.lr", "optimizer.decay_on", "section [eval]", "section [schedule]"):
         assert f"{what} is missing" in message
     assert "data.image_size" not in message
 
@@ -328,8 +328,19 @@ def test_a_recipe_survives_being_written_and_read(name, write):
     assert recipe.differences(recipe.load(path, training=False), ours) == []
 
 
+def test_a_choice_alone_is_enough():
+    adam = recipe.load(CIFAR, ["optimizer.name=adam"]).optimizer
+    sgd = recipe.load("pretrain/demo", ["optimizer.name=sgd"])
+    crop = recipe.load(CIFAR, ["data.train_crop=inception"]).data
+
+    assert (adam.betas, adam.eps, adam.momentum) == ((0.9, 0.999), 1e-8, None)  # paper, section 4.1
+    assert (sgd.optimizer.momentum, sgd.optimizer.betas) == (0.9, None)  # paper, table 4
+    assert (crop.crop_area, crop.resize) == ((0.05, 1.0), None)
+    assert recipe.load(CIFAR, ["optimizer.name=adam", "optimizer.eps=1e-6"]).optimizer.eps == 1e-6
+
+
 def test_small_numbers_survive_being_written_and_read(write):
-    adam = ["optimizer.name=adam", "optimizer.betas=[0.9, 0.999]", "optimizer.eps=1e-16"]
+    adam = ["optimizer.name=adam", "optimizer.eps=1e-16"]
     ours = recipe.load("pretrain/demo", [*adam, "optimizer.lr=3e-05"])
 
     assert tomllib.loads(recipe.to_toml(ours))["optimizer"]["eps"] == 1e-16

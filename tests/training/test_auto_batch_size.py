@@ -19,7 +19,7 @@ from vitcli.models.variants import VARIANTS
 from vitcli.training import auto_batch_size, setup
 from vitcli.weights.io import read_weights
 
-ADAM = ("optimizer.name=adam", "optimizer.betas=[0.9, 0.999]", "optimizer.eps=1e-8")
+ADAM = ("optimizer.name=adam",)
 META = torch.device("meta")
 
 

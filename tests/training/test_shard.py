@@ -27,7 +27,7 @@ from vitcli.training import checkpoint, optim
 from vitcli.training.setup import check_network
 
 # Two parts of a step on two processes, clipping, an average of the weights, evaluations of unequal batches.
-ADAM = ("--set", "optimizer.name=adam", "--set", "optimizer.betas=[0.9,0.999]", "--set", "optimizer.eps=1e-8")
+ADAM = ("--set", "optimizer.name=adam")
 OF_SGD = (
     *("--batch-size", 12, "--per-device-batch", 3, "--precision", "fp32", "--set", "train.log_every=1"),
     *("--set", "eval.every=4", "--set", "eval.batch_size=4", "--set", "train.save_every=3"),

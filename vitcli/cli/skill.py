@@ -1,5 +1,6 @@
 """`vit skill`, and the pages of docs/reference: what the commands take and print, from their own help."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,6 +137,14 @@ def recipe_keys() -> str:
         ]
         lines += [f"## {section}", "", (model.__doc__ or "").split("\n")[0], ""]
         for name, key in model.model_fields.items():
-            lines.append(f"- `{section}.{name}` (default: `{key.default}`): {key.description}")
+            default = "required" if key.is_required() else f"default: `{_as_typed(key.default)}`"
+            lines.append(f"- `{section}.{name}` ({default}): {key.description}")
         lines.append("")
     return "\n".join(lines)
+
+
+def _as_typed(value: Any) -> str:
+    """Return a value as `--set` takes it, "none" for what is unset."""
+    if value is None or isinstance(value, str):
+        return value or "none"
+    return json.dumps(value)

@@ -18,7 +18,16 @@ from vitcli.recipe.catalog import available, dataset_aliases, find, find_file, l
 from vitcli.recipe.schema import KEYS, OPTIONAL_SECTIONS, SECTIONS, TRAINING_SECTIONS, Recipe, accepts_none
 from vitcli.recipe.sweep import check_with_choices, settled, trials
 from vitcli.recipe.toml import differences, flat, nested, to_toml, typed_value
-from vitcli.recipe.validation import MOST_MISTAKES, SEE_SCHEMA, Problem, is_overridden, report, unknown
+from vitcli.recipe.validation import (
+    BELONGS,
+    MOST_MISTAKES,
+    SEE_SCHEMA,
+    USUAL,
+    Problem,
+    is_overridden,
+    report,
+    unknown,
+)
 
 __all__ = [
     "SHORTHANDS", "Recipe", "available", "catalog", "check_names_ckpt", "dataset_aliases",
@@ -41,6 +50,7 @@ SHORTHANDS = {
 }  # fmt: skip
 NO_SHORTHANDS: Mapping[str, Any] = MappingProxyType({})
 DEFAULT = "schema default"
+USUAL_SOURCE = "the paper, for that choice"
 STEPS, WARMUP = "schedule.steps", "schedule.warmup"
 
 
@@ -54,13 +64,17 @@ class Draft:
     notes: list[str] = field(default_factory=list)
 
     def overlay(self, layer: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-        """Put `layer` on top, and drop inherited keys that it makes meaningless."""
+        """Put `layer` on top, drop inherited keys that it makes meaningless and add those that it needs."""
         for key in [key for key in self.values if key not in layer and is_overridden(key, layer)]:
             del self.values[key], self.sources[key]
         # The word none unsets a key: TOML has no null.
         unset = {key for key, value in layer.items() if value == "none" and accepts_none(key)}
         self.values.update({**layer, **dict.fromkeys(unset)})
         self.sources.update(sources)
+        for key, value in USUAL.items():
+            choice, needed = BELONGS[key]
+            if layer.get(choice) == needed and key not in self.values:
+                self.values[key], self.sources[key] = value, USUAL_SOURCE
 
 
 def load(

@@ -279,9 +279,9 @@ class Optimizer(Section):
         "of head = refit, instead of lr where frozen features know less than 60 % of left-out images",
         None,
     )
-    momentum: Fraction | None = key("sgd only, no Nesterov (paper, Table 4: 0.9)", None)
-    betas: Betas | None = key("adam only (paper, 4.1: [0.9, 0.999])", None)
-    eps: Positive | None = key("adam only, added to the root of the second moment", None)
+    momentum: Fraction | None = key("sgd only, no Nesterov; 0.9 unless given (paper, Table 4)", None)
+    betas: Betas | None = key("adam only; [0.9, 0.999] unless given (paper, 4.1)", None)
+    eps: Positive | None = key("adam only, added to the root of the second moment; 1e-8 unless given", None)
     weight_decay: PositiveOrZero = key("per step, weights shrink by lr * weight_decay (paper, Table 3)")
     decay_on: Literal["matrices", "all"] = key("matrices: only kernels of dense and convolution layers")
     layer_decay: UnitIntervalOpen0 = key(

@@ -133,7 +133,7 @@ ALSO_CALLED = {
     "crop_pct": "data.eval_crop_fraction", "gradient_checkpointing": "model.grad_checkpointing",
     "label_smoothing_factor": "objective.label_smoothing", "cls_pw": "objective.class_weights",
 }  # fmt: skip
-ALSO_WRITTEN = {("optimizer.name", "adamw"): "adam is AdamW here: its weight decay is decoupled"}
+ALSO_WRITTEN = {("optimizer.name", "adamw"): "write adam, which is AdamW here: its weight decay is decoupled"}
 
 
 def unknown(key: str, source: str) -> Problem:
@@ -259,6 +259,14 @@ BELONGS = {
     "optimizer.momentum": ("optimizer.name", "sgd"),
     "optimizer.betas": ("optimizer.name", "adam"),
     "optimizer.eps": ("optimizer.name", "adam"),
+}
+# What such a key is where nothing says so: of the paper (sections 4.1, B.1.1) and the authors' code.
+USUAL = {
+    "data.crop_area": [0.05, 1.0],
+    "data.crop_aspect": [0.75, 4 / 3],
+    "optimizer.momentum": 0.9,
+    "optimizer.betas": [0.9, 0.999],
+    "optimizer.eps": 1e-8,
 }
 # Further values of that key with which the first is allowed, but not required.
 ALSO_WITH = {"data.eval_crop_fraction": ["square", "weights"]}

@@ -19,10 +19,7 @@ PREPROCESSING = {
 }  # fmt: skip
 QUICK = ("--batch-size", 8, "--precision", "fp32", "--set", "train.log_every=1")
 SAVED = ("--set", "train.save_every=1", "--set", "train.keep_checkpoints=9")
-ADAM = (
-    *("--set", "optimizer.name=adam", "--set", "optimizer.betas=[0.9,0.999]", "--set", "optimizer.eps=1e-8"),
-    *("--set", "optimizer.weight_decay=0.05"),
-)
+ADAM = ("--set", "optimizer.name=adam", "--set", "optimizer.weight_decay=0.05")
 
 
 def tiny(**options):
