@@ -2,6 +2,12 @@
 
 # By file and tests: what each break does, the text before and after it.
 OF_TEACHERS = {
+    ("vitcli/output/profile.py", "tests/output/test_profile.py"): {
+        "the forward pass of a teacher is its student's": (
+            "if not _tracing or _tracing.is_at_teacher:",
+            "if not _tracing:",
+        ),
+    },
     ("vitcli/training/methods/distillation.py", "tests/training/methods/test_distillation.py"): {
         "what a teacher says is not stored": (
             "store.add(position, STAMP,",

@@ -47,7 +47,7 @@ def test_a_step_is_divided_among_its_phases_and_they_add_up():
 
     assert found.step_s == pytest.approx(0.1)
     expected = {"data wait": 0.10, "copy": 0.05, "forward": 0.30, "backward": 0.40, "optimizer": 0.06}
-    assert found.phases == pytest.approx(expected | {"everything else": 0.09})
+    assert found.phases == pytest.approx(expected | {"teacher": 0.0, "everything else": 0.09})
     assert found.device_busy is None and found.device_phases == {}
 
 
@@ -74,7 +74,7 @@ def test_work_of_a_gpu_belongs_to_the_phase_that_launched_it():
 
     assert found.device_busy == pytest.approx(0.55)
     expected = {"data wait": 0, "copy": 0, "forward": 0.30, "backward": 0.15, "optimizer": 0}
-    assert found.device_phases == pytest.approx(expected | {"everything else": 0.10})
+    assert found.device_phases == pytest.approx(expected | {"teacher": 0.0, "everything else": 0.10})
     assert found.operators == pytest.approx({"gemm": 0.45, "Memcpy HtoD": 0.10})
     assert "GPU busy         55.0%" in as_lines(found, precision="bf16")
     assert any("the GPU is idle 45%" in sentence for sentence in advice(found, precision="bf16"))
@@ -147,7 +147,7 @@ def test_a_profile_changes_no_bit_of_a_run_and_names_its_phases(photos, tmp_path
         line in traced.err for line in lines[:-1]
     )
     shown = {line[:16].strip(): float(line[16:21]) for line in lines[1:7]}
-    assert list(shown) == list(profile.PHASES) and all(shown.values())
+    assert list(shown) == [each for each in profile.PHASES if each != "teacher"] and all(shown.values())
     # The trace itself says as much.
     events = json.loads((tmp_path / "traced/trace.json").read_text())["traceEvents"]
     for name in ("data wait", "copy", "forward"):
@@ -173,9 +173,15 @@ def test_a_dry_run_has_nothing_to_trace(photos):
 
 
 def test_a_copy_ends_where_the_next_thing_begins(tmp_path):
-    """A batch that no forward pass takes, such as the last one of a loop that ends, leaves no mark open."""
+    """A batch that no forward pass takes, such as the last one of a loop that ends, leaves no mark open.
+
+    The forward pass of a teacher, before the copy of its student's batch, is the teacher's.
+    """
     profiler = profile.StepProfiler(total_steps=3)
+    teach = marked(marked(lambda: torch.eye(4) @ torch.eye(4)), profile.teacher)
     for number in profiler.watch(iter(range(3))):
+        if number == 0:
+            teach()
         if number == 1:
             with profile.forward():
                 torch.eye(4) @ torch.eye(4)
@@ -186,6 +192,8 @@ def test_a_copy_ends_where_the_next_thing_begins(tmp_path):
         name: [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == mark]
         for name, mark in profile.ANNOTATIONS.items()
     }
-    assert (len(marks["copy"]), len(marks["forward"])) == (3, 1)
-    every = sorted(marks["data wait"] + marks["copy"] + marks["forward"])
+    assert {name: len(marks[name]) for name in ("teacher", "copy", "forward")} == {
+        "teacher": 1, "copy": 4, "forward": 1,
+    }  # fmt: skip
+    every = sorted(marks["data wait"] + marks["teacher"] + marks["copy"] + marks["forward"])
     assert all(end <= start for (_, end), (start, _) in pairwise(every))

@@ -20,6 +20,7 @@ SKIPPED, TRACED = 3, 3  # steps before the trace, which are slower, and steps in
 # By phase, how the names of its annotations begin.
 ANNOTATIONS = {
     "data wait": "vit: data",
+    "teacher": "vit: teacher",
     "copy": "vit: copy",
     "forward": "vit: forward",
     "backward": "autograd::engine::evaluate_function",
@@ -27,6 +28,7 @@ ANNOTATIONS = {
 }
 REST = "everything else"
 PHASES = (*ANNOTATIONS, REST)
+RARE = ("teacher",)  # named where there is one
 NUM_OPERATORS = 5
 # Fractions of a step above which a phase is worth a sentence.
 MUCH = {"data wait": 0.10, "copy": 0.10, "optimizer": 0.15, REST: 0.10}
@@ -50,6 +52,7 @@ class StepProfiler:
         self.num_steps = 0
         self._profiler: Any = None
         self._copy: AbstractContextManager | None = None
+        self.is_at_teacher = False
         self._began_at = self._elapsed_s = 0.0
 
     def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -76,9 +79,13 @@ class StepProfiler:
         self.end_copy()
         with _mark("data wait"):
             batch = next(batches, None)
+        self.begin_copy()
+        return batch
+
+    def begin_copy(self) -> None:
+        """Begin the mark of a batch's way to the device."""
         self._copy = _mark("copy")
         self._copy.__enter__()
-        return batch
 
     def end_copy(self) -> None:
         """End the mark of the last batch's way to the device, if it has not ended."""
@@ -129,8 +136,8 @@ def _mark(phase: str) -> AbstractContextManager:
 
 @contextmanager
 def forward() -> Iterator[None]:
-    """Name what happens inside as the forward pass for a trace; without one do nothing."""
-    if not _tracing:
+    """Name what happens inside as the forward pass for a trace; do nothing without one, or in a teacher's."""
+    if not _tracing or _tracing.is_at_teacher:
         yield
         return
     _tracing.end_copy()
@@ -138,11 +145,25 @@ def forward() -> Iterator[None]:
         yield
 
 
-def marked(function: Callable) -> Callable:
-    """Return the same function, named as the forward pass in the trace."""
+@contextmanager
+def teacher() -> Iterator[None]:
+    """Name what happens inside as the predictions of a teacher for the batch; without a trace do nothing."""
+    if not (tracing := _tracing):
+        yield
+        return
+    tracing.end_copy()
+    tracing.is_at_teacher = True
+    with _mark("teacher"):
+        yield
+    tracing.is_at_teacher = False
+    tracing.begin_copy()
+
+
+def marked(function: Callable, phase: Callable[[], AbstractContextManager] = forward) -> Callable:
+    """Return the same function, named as the forward pass in the trace, or as another phase."""
 
     def named(*arguments: Any, **options: Any) -> Any:
-        with forward():
+        with phase():
             return function(*arguments, **options)
 
     return named
@@ -208,6 +229,8 @@ def as_lines(result: Digest, *, precision: str) -> list[str]:
     lines = [f"profile         {count_of(result.num_steps, 'step')} of {step_ms:,.1f} ms"]
     for name in PHASES:
         fraction = result.phases[name]
+        if not fraction and name in RARE:
+            continue
         line = f"{name:<16}{fraction:>6.1%}  {fraction * step_ms:>9,.1f} ms"
         if result.device_busy is not None:
             line += f"   its kernels {result.device_phases.get(name, 0.0):.1%}"

@@ -22,7 +22,7 @@ from vitcli.errors import MachineError, NotFiniteError, Stopped
 from vitcli.evaluation.predictions import Predictions, scores_of_classes
 from vitcli.output import run_folder
 from vitcli.output.atomic import TEMPORARY, read_json
-from vitcli.output.profile import StepProfiler, marked
+from vitcli.output.profile import StepProfiler, marked, teacher
 from vitcli.output.run_folder import RunFolder
 from vitcli.output.text import lines_of
 from vitcli.recipe import Recipe
@@ -334,6 +334,7 @@ class TrainingRun:
             left = plan.total_steps - state.step
             profiler = StepProfiler(parts=plan.accumulation_steps, total_steps=left)
             batches, objective = profiler.watch(batches), marked(objective)
+            targets = tuple(marked(each, teacher) for each in targets)
         startup.keep_freed_memory()  # the activations' of a step, for the next one
         train(
             state,
