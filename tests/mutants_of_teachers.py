@@ -2,6 +2,9 @@
 
 # By file and tests: what each break does, the text before and after it.
 OF_TEACHERS = {
+    ("vitcli/recipe/reading.py", "tests/training/many_runs/test_students.py"): {
+        "a student holds out other images than its teacher": ('("dev_fraction", "dev_stratified")', "()"),
+    },
     ("vitcli/output/profile.py", "tests/output/test_profile.py"): {
         "the forward pass of a teacher is its student's": (
             "if not _tracing or _tracing.is_at_teacher:",

@@ -21,7 +21,7 @@ from vitcli.conversion.export import ExportOptions
 from vitcli.conversion.fastest import FastestSearch, TriedFile, Variation
 from vitcli.data.dataset import DataSet
 from vitcli.data.image_files import find_images
-from vitcli.data.seen_images import digests_of
+from vitcli.data.seen_images import SeenImages, digests_of
 from vitcli.errors import CheckFailed, VitError, WeightsError
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress
@@ -372,6 +372,19 @@ def test_a_damaged_student_is_left_out_unless_it_is_named(students_of):
     assert names_of([], 381) == ["a"] and "damaged is left out: the file is damaged" in notes[-1]
     with pytest.raises(WeightsError, match="the file is damaged"):
         names_of(["damaged"], 381)
+
+
+def test_a_student_that_was_trained_on_images_that_judge_it_is_left_out_unless_it_is_named(
+    students_of, monkeypatch
+):
+    names_of, notes = students_of
+    monkeypatch.setattr(SeenImages, "num_trained_on", lambda seen, split: 7)
+    assert names_of([], 381) == []
+    assert "a is left out: a was trained on 7 of the 381 images that judge it" in notes[0].replace(
+        str(Path.cwd()) + "/", ""
+    )
+    with pytest.raises(WeightsError, match="images that judge it"):
+        names_of(["a"], 381)
 
 
 def test_students_that_nobody_named_make_no_images_too_few(students_of):

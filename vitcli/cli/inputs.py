@@ -120,12 +120,14 @@ def remembered(ckpt: str | None, dataset: str | None, *, keeps_head: bool = Fals
 def keys_of_student(teachers: Sequence[str], ckpt: str | None, dataset: str | None) -> dict[str, Any]:
     """Return the recipe keys of a student where nothing else says them: teachers, data and checkpoint.
 
-    By default it starts from the first teacher, and on the images of that run.
+    By default it starts from the first teacher, and on the images of that run. On its data it holds out what
+    the teacher did: what a student was trained on is no test of it.
 
     Raises:
         WeightsError, VitError: there is no such teacher.
     """
-    from vitcli.recipe.reading import TRAINED_ON, reading_keys
+    from vitcli.output import run_folder
+    from vitcli.recipe.reading import HELD_OUT, TRAINED_ON, reading_keys
 
     for name in teachers:
         (check_file if name.endswith(".onnx") else check_ckpt)(name, "--teacher")
@@ -135,6 +137,8 @@ def keys_of_student(teachers: Sequence[str], ckpt: str | None, dataset: str | No
     if first and recipe and dataset is None:
         keys |= data_of_run(first) | reading_keys(recipe.data, TRAINED_ON)
         dataset = keys.get("data.dataset")
+    if recipe and run_folder.is_data_of(recipe, dataset):
+        keys |= reading_keys(recipe.data, HELD_OUT)
     keys |= remembered(first, dataset, keeps_head=ckpt is None)
     return keys | ({"model.ckpt": first} if first and ckpt is None else {})
 

@@ -46,6 +46,7 @@ from vitcli.conversion.images import (
 )
 from vitcli.conversion.onnx_process import OnnxProcess
 from vitcli.data import loader
+from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.errors import CheckFailed, DataError, VitError, WeightsError
 from vitcli.output import plots, run_folder
@@ -388,7 +389,7 @@ def _students(
     """Return those that are named, and those that were distilled from the checkpoint and stand beside it.
 
     Raises:
-        WeightsError: one that is named has other classes.
+        WeightsError: one that is named has other classes, or was trained on images that it is judged by.
     """
     beside = _distilled_from(weights.source)
     enough = comparison.enough_images(max_drop, z=quantile(True))
@@ -405,6 +406,7 @@ def _students(
         try:
             student = read_weights(ckpt, quiet=progress.is_silent)
             _check_classes(student, weights)
+            _check_unseen(student, judged)
         except VitError as error:
             if ckpt in named:
                 raise
@@ -423,6 +425,15 @@ def _check_classes(student: Weights, weights: Weights) -> None:
             f"{student.source} has other classes than {weights.source}: {problem}",
             where="--student",
             fix="leave it out, or distil it on the data of the checkpoint",
+        )
+
+
+def _check_unseen(student: Weights, judged: Split) -> None:
+    if num_seen := SeenImages.of(student.metadata).num_trained_on(judged):
+        raise WeightsError(
+            f"{student.source} was trained on {num_seen:,} of the {len(judged):,} images that judge it",
+            where="--student, --gate",
+            fix="vit distill --teacher RUN holds out what the run did; or name other images with --gate DATA",
         )
 
 

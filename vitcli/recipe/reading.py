@@ -11,6 +11,7 @@ HOW_TO_READ = (
     "image_column", "label_column", "num_classes", "one_class", "streaming", "group_column", "on_bad_image",
 )  # fmt: skip
 TRAINED_ON = ("train_split", "num_examples")  # which images a run was trained on
+HELD_OUT = ("dev_fraction", "dev_stratified")  # and which of these were left out
 TO_TRAIN_ON = (*HOW_TO_READ, "flip")  # and what their mirror images are, for a run that trains on
 
 

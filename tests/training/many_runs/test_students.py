@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.conftest import Outcome, run
 from vitcli import load_model
+from vitcli.data.seen_images import SeenImages
 from vitcli.output.run_folder import WEIGHTS
 from vitcli.report.runs import read_run
 from vitcli.training.many_runs.average import DevScore
@@ -119,6 +120,23 @@ def test_a_student_starts_from_its_teacher_and_on_its_data_as_finetune_does(phot
     for line in (f'ckpt = "{plain_run}"', 'head = "refit"', f'dataset = "{photos}"', "image_size = 24"):
         assert line in recipe, recipe
     assert outcome.json["num_runs"] == 2
+
+
+@pytest.mark.parametrize("words", [(), ("--dataset",)])
+def test_a_student_holds_out_what_its_teacher_did(photos, tmp_path, words):
+    """So images that neither was trained on can judge both."""
+    short = ("--steps", 2, "--batch-size", 8, "--quiet", "--set", "data.eval_split=dev_fraction")
+    of_teacher = ("--set", "data.dev_fraction=0.6", "--set", "data.dev_stratified=true")
+    run("finetune", "--ckpt", "demo", "--dataset", photos, *short, *of_teacher, "--out", tmp_path / "teacher")
+    more = (*words, photos) if words else ()
+    run("distill", "--teacher", tmp_path / "teacher", *more, *short, "--out", tmp_path / "student",
+        "--set", "distill.compare=false")  # fmt: skip
+
+    seen, held_out = (
+        SeenImages.of(read_weights(str(tmp_path / name), quiet=True).metadata)
+        for name in ("student", "teacher")
+    )
+    assert not np.isin(held_out.held_out, seen.ever_trained_on).any() and len(held_out.held_out) > 3
 
 
 def test_a_student_may_have_the_first_layers_of_a_checkpoint(photos, plain_run, tmp_path):
