@@ -121,7 +121,7 @@ def keys_of_student(teachers: Sequence[str], ckpt: str | None, dataset: str | No
     """Return the recipe keys of a student where nothing else says them: teachers, data and checkpoint.
 
     By default it starts from the first teacher, and on the images of that run. On its data it holds out what
-    the teacher did: what a student was trained on is no test of it.
+    the teacher did, so that the same images can test both.
 
     Raises:
         WeightsError, VitError: there is no such teacher.
