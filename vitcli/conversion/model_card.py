@@ -102,12 +102,7 @@ def model_card(summary: dict[str, Any], recipe_toml: str, arch: Architecture) ->
 
 
 def weights_card(exported: dict[str, Any], loading: str) -> str:
-    """Return the Markdown card of weights without a run, `weights_card.md.j2`.
-
-    Args:
-        exported: result of `vit export` for the timm folder.
-        loading: from `how_to_load`.
-    """
+    """Return the Markdown card of weights without a run that `vit export` made, `weights_card.md.j2`."""
     licence = exported.get(licences.KEY, licences.UNKNOWN)
     front_matter = _front_matter(
         loads_in_timm=True,

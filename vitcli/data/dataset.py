@@ -63,8 +63,11 @@ class DataSet:
         # The data of some VTAB tasks are on no hub: `_locate` then says where a copy belongs.
         is_missing = source == name and name.startswith("vtab/") and not Path(name).exists()
         if is_remote(name) or (choices.streaming and not is_missing):
-            urls = find_shards(with_credentials(source))
-            return partial(self._open_shards, urls, _images_beside(source)), tuple(urls)
+            urls, folder = find_shards(with_credentials(source)), Path(source).expanduser()
+            # Images in a local folder of shards are not read.
+            images = relative(image_files(folder), folder) if folder.is_dir() else ()
+            beside = left_out_of(BESIDE, images) if images else NOTHING
+            return partial(self._open_shards, urls, beside), tuple(urls)
         tables, is_local = _locate(name, declared, choices)
         self.tables = vtab_splits.for_task(
             tables, declared, name=name, is_local=is_local, named_label=choices.label_column
@@ -489,14 +492,6 @@ def _source_of_shards(name: str, alias: Mapping[str, Any]) -> str:
     if alias and (copy := local_copy(name)):
         return str(copy)
     return hub_source(alias) if "hub" in alias else name
-
-
-def _images_beside(source: str) -> LeftOut:
-    """Return the images in a local folder of shards, which are not read."""
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        return NOTHING
-    return left_out_of(BESIDE, relative(image_files(folder), folder))
 
 
 def _locate(name: str, alias: Mapping[str, Any], choices: Choices) -> tuple[Tables, bool]:

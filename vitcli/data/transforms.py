@@ -386,19 +386,14 @@ def _resize(
     """Resize to `size`, the same pixels as torchvision's `resize_image`, into `out_HWC` if there is one."""
     if image_HWC.shape[:2] == size:
         return _placed(image_HWC, out_HWC)
+    resize, image_1CHW = RESIZE[interpolation, antialias], _as_1CHW(image_HWC)
     if interpolation == "bilinear" and not IS_FAST_ON_BYTES:
-        return _placed(_resize_in_float(image_HWC, size, antialias), out_HWC)
+        resized_1CHW = resize(image_1CHW.float(), size, False, None, None).round_().to(torch.uint8)
+        return _placed(resized_1CHW[0].permute(1, 2, 0).numpy(), out_HWC)
     if out_HWC is None:
         out_HWC = np.empty((*size, 3), dtype=np.uint8)
-    resize = RESIZE[interpolation, antialias]
-    resize(_as_1CHW(image_HWC), size, False, None, None, out=_as_1CHW(out_HWC))
+    resize(image_1CHW, size, False, None, None, out=_as_1CHW(out_HWC))
     return out_HWC
-
-
-def _resize_in_float(image_HWC: np.ndarray, size: tuple[int, int], antialias: bool) -> np.ndarray:
-    image_1CHW = _as_1CHW(image_HWC).float()
-    resized_1CHW = RESIZE["bilinear", antialias](image_1CHW, size, False, None, None)
-    return resized_1CHW.round_().to(torch.uint8)[0].permute(1, 2, 0).numpy()
 
 
 def _per_channel(values: tuple[float, ...]) -> str:

@@ -100,8 +100,10 @@ class Video:
             with open_regular(self.file) as file, av.open(file, options=OPTIONS) as container:
                 container.streams.video[0].codec_context.options = DECODER_OPTIONS
                 for index, frame in enumerate(container.decode(video=0)):
-                    if index % self.every == 0:
-                        yield _upright(frame)
+                    if index % self.every == 0:  # as a player shows it: phones store how they were held
+                        pixels_HWC = frame.to_ndarray(format="rgb24")
+                        quarters = round(frame.rotation / 90)  # counterclockwise
+                        yield np.ascontiguousarray(np.rot90(pixels_HWC, quarters))
         except (av.FFmpegError, OSError, ValueError) as error:
             refused = f"frame {self._next * self.every} is refused ({reason_of(error)})"
             self._end = f"{refused}: it is damaged, or has more than {MAX_PIXELS:,} pixels"
@@ -171,13 +173,6 @@ def frames_of(files: Sequence[str], *, every: int) -> Split:
         has_labels=False,
         notes=tuple(video.note for video in videos if video.note),
     )
-
-
-def _upright(frame: Any) -> np.ndarray:
-    """Return the pixels of a frame as a player shows them: phones store how they were held."""
-    pixels_HWC = frame.to_ndarray(format="rgb24")
-    quarters = round(frame.rotation / 90) % 4  # counterclockwise
-    return np.ascontiguousarray(np.rot90(pixels_HWC, quarters)) if quarters else pixels_HWC
 
 
 def _av() -> Any:

@@ -122,7 +122,10 @@ def confusion_matrix(
         if len(shown) < len(class_names):
             axes.set_title(f"{len(shown)} most confused of {len(class_names)} classes", fontsize=10)
         if len(shown) <= 12:
-            _write_values(axes, percent_SS)
+            for row, column in np.argwhere(percent_SS):
+                percent = percent_SS[row, column]
+                colour = "white" if percent > 30 else "black"
+                axes.text(column, row, f"{percent:.0f}", ha="center", va="center", fontsize=7, color=colour)
         bar = figure.colorbar(image, ax=axes, ticks=[0, 1, 5, 20, 50, 100], shrink=0.7)
         bar.set_label("examples of the label (%)", fontsize=8)
         bar.ax.tick_params(labelsize=7)
@@ -209,13 +212,6 @@ def _most_confused(
             break
         chosen |= pair
     return sorted(chosen) or list(range(MOST_CLASSES))
-
-
-def _write_values(axes, percent_SS: np.ndarray) -> None:
-    for (row, column), percent in np.ndenumerate(percent_SS):
-        if percent:
-            colour = "white" if percent > 30 else "black"
-            axes.text(column, row, f"{percent:.0f}", ha="center", va="center", fontsize=7, color=colour)
 
 
 def _short(name: str, length: int) -> str:

@@ -75,19 +75,14 @@ def _add_positions(
             own_1TD, own_grid, grid, num_prefix=count - num_own, method=method
         )
     if rope := getattr(model, "rope", None):
-        if grid not in ropes:
-            ropes[grid] = _rope_of(rope, grid)
+        if grid not in ropes:  # the same parameters for another grid
+            other, buffers = copy.copy(rope), rope._buffers.items()
+            other._buffers = {name: None if old is None else old.clone() for name, old in buffers}
+            other.update_feat_shape(list(grid))
+            ropes[grid] = other
         instead["rope"] = ropes[grid].train(rope.training)
     with _instead_of_its_own(model, instead):
         return type(model)._pos_embed(model, patches_BND)
-
-
-def _rope_of(rope: Any, grid: tuple[int, int]) -> nn.Module:
-    """Return the rotary embedding of another grid, with the same parameters."""
-    other = copy.copy(rope)
-    other._buffers = {name: None if old is None else old.clone() for name, old in rope._buffers.items()}
-    other.update_feat_shape(list(grid))
-    return other
 
 
 @contextmanager

@@ -269,9 +269,16 @@ def evaluations(collection: RunCollection, names: Names) -> list[Table]:
             caption += explanation
     if any(not has_calibration(record) for record in records):
         caption += f" {NO_CALIBRATION}"
-    rows = tuple(_evaluation_row(record, names) for record in records)
+    rows = []
+    for record in records:
+        summary = record.summary
+        images, top1 = number_cell(summary.num_eval_examples, "{:,}"), cell_of(summary, "top1")
+        others = (cell_of(summary, key) for key in IN_REPORT)
+        header = _header_of_evaluation(record, names, f"{size_text(summary.resolution)} px")
+        rows.append(Row(header, (images, top1, Cell(interval_shown(summary.intervals, "top1")), *others)))
     corner = Header("checkpoint", kind="text")
-    return [*tables, Table("evaluations", "Evaluations", caption, corner, headers, rows).without_empty()]
+    table = Table("evaluations", "Evaluations", caption, corner, headers, tuple(rows))
+    return [*tables, table.without_empty()]
 
 
 def has_calibration(record: EvaluationRecord) -> bool:
@@ -298,17 +305,6 @@ def _evaluation_entries(record: EvaluationRecord, names: Names) -> list[Entry]:
         )
         for labels, (key, top1, scored) in scores.items()
     ]
-
-
-def _evaluation_row(record: EvaluationRecord, names: Names) -> Row:
-    summary = record.summary
-    cells = (
-        number_cell(summary.num_eval_examples, "{:,}"),
-        cell_of(summary, "top1"),
-        Cell(interval_shown(summary.intervals, "top1")),
-        *(cell_of(summary, key) for key in IN_REPORT),
-    )
-    return Row(_header_of_evaluation(record, names, f"{size_text(summary.resolution)} px"), cells)
 
 
 def _header_of_evaluation(record: EvaluationRecord, names: Names, size: str = "") -> Header:

@@ -128,11 +128,19 @@ class TrainingRun:
         return summary
 
     def _train_by_methods(self) -> dict[str, Any]:
-        """Train between the moments of the methods; return keys of the summary."""
-        methods, delivery = self.job.methods, {}
+        """Train between the moments of the methods; return keys of the summary, also if they survive NaN."""
+        methods, delivery, diverged = self.job.methods, {}, ""
         for method in methods:
             method.before_steps(self)
-        of_training, diverged = self._train_and_save()
+        try:
+            with Saver(self.state, self.job, self.path, self.folder) as saver:
+                self._train(self.state, self.evaluation, saver)
+        except NotFiniteError as error:
+            if not self.job.survives_divergence:
+                raise
+            diverged = f"{error.message} ({error.where})"
+        choice = self.job.splits.choice
+        of_training = {"num_choice_examples": len(choice)} if choice and not diverged else {}
         for method in methods:
             delivery |= method.after_steps(self, diverged)
         return delivery | of_training
@@ -167,19 +175,6 @@ class TrainingRun:
             published = self.task.published(weights)
             write_results(job, self.folder, metrics, predictions, summary, published, metadata=metadata)
         return summary
-
-    def _train_and_save(self) -> tuple[dict[str, Any], str]:
-        """Train; return keys of the summary, and why training ended early where its methods survive that."""
-        try:
-            with Saver(self.state, self.job, self.path, self.folder) as saver:
-                self._train(self.state, self.evaluation, saver)
-        except NotFiniteError as error:
-            if not self.job.survives_divergence:
-                raise
-            return {}, f"{error.message} ({error.where})"
-        choice = self.job.splits.choice
-        chosen_by = {"num_choice_examples": len(choice)} if choice else {}
-        return chosen_by, ""
 
     def measure(self) -> dict[str, float]:
         """Return speed and memory of ten real steps, after the first ones; nothing is written."""

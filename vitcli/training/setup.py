@@ -74,8 +74,6 @@ class RunOptions:
         track: a tracker, see `tracking.TRACKERS`.
         arms_parallel: runs of a sweep to train at the same time, one per device; 0 for one after the other.
         measure: with `dry_run`, measure the speed of a few steps.
-        profile: trace a few steps into the run folder.
-        verbose: print every note and detail.
         arguments: the command line, for the record.
         noted: lines that runs of one command print once.
         title: which run of several this is.
@@ -247,14 +245,8 @@ def set_up(
         method.check(splits)
 
     # Join the other processes.
-    runtime = start_runtime(
-        recipe.precision.compute, exact=options.exact, stall_minutes=recipe.train.stall_minutes
-    )
+    runtime, progress = join_processes(recipe, options)
     resolve_precision(recipe.precision.evaluation, where="recipe key precision.evaluation")
-    progress = progress_of(options, runtime)
-    for note in runtime.notes:
-        progress.note(note)
-
     contents, unreadable = _look_at_images(splits, recipe, options, runtime)
 
     # Build the network. The plan of a fresh one needs no values: ViT-H/14 has 632 million.
@@ -322,11 +314,16 @@ def _look_at_images(
     )
 
 
-def progress_of(options: RunOptions, runtime: Runtime) -> Progress:
-    """Return the notes and progress of a command that trains."""
-    return Progress(
+def join_processes(recipe: Recipe, options: RunOptions) -> tuple[Runtime, Progress]:
+    """Join the processes of a command that trains; return them, and the notes and progress of this one."""
+    precision, stall_minutes = recipe.precision.compute, recipe.train.stall_minutes
+    runtime = start_runtime(precision, exact=options.exact, stall_minutes=stall_minutes)
+    progress = Progress(
         quiet=options.quiet, verbose=options.verbose, noted=options.noted, is_main=runtime.is_main
     )
+    for note in runtime.notes:
+        progress.note(note)
+    return runtime, progress
 
 
 def _check_options(recipe: Recipe, options: RunOptions) -> None:

@@ -80,8 +80,6 @@ class AverageOptions:
         method: "uniform", "greedy", or "auto" for the better of the two.
         dataset: where the data set of the runs is now; None for where it was.
         split: the dev split; None for the one that the runs held out.
-        out: the folder to write; None names a new one.
-        workers: loader threads; None for the default.
     """
 
     method: str = AUTO
@@ -427,24 +425,20 @@ class Averaging:
             ],
             "best_run": str(task.runs[best_run(scores)].path) if scores else None,
             "runs": [
-                self._run_record(number, delivered.weight(number), scores[number] if scores else None)
-                for number in range(len(task.runs))
+                {
+                    "run_dir": str(run.path),
+                    "seed": run.recipe.train.seed,
+                    "sha256": run.sha256,
+                    "weight": delivered.weight(number),
+                    "dev_top1": scores[number].top1 if scores else None,
+                    "dev_loss": scores[number].loss if scores else None,
+                    "top1": run.summary["top1"],
+                }
+                for number, run in enumerate(task.runs)
             ],
             "start_digest": task.runs[0].start or None,
         }
         return delivered, record
-
-    def _run_record(self, number: int, weight: float, score: DevScore | None) -> dict[str, Any]:
-        run = self.task.runs[number]
-        return {
-            "run_dir": str(run.path),
-            "seed": run.recipe.train.seed,
-            "sha256": run.sha256,
-            "weight": weight,
-            "dev_top1": score.top1 if score else None,
-            "dev_loss": score.loss if score else None,
-            "top1": run.summary["top1"],
-        }
 
     def _write(self, record: dict[str, Any], predictions: Predictions, skipped: set[str]) -> dict[str, Any]:
         """Write the run folder, its summary last, and return the summary."""

@@ -58,8 +58,7 @@ class CrossValidation:
     def plan(self) -> dict[str, Any]:
         """Return the plan of the run on all images, and the totals of all runs."""
         final, folds = self.runs.plans(self._final_recipe(), self._fold_recipes())
-        totals = plan_of_all(final, [final, *folds], {"num_folds": len(folds)})
-        return totals | {"recipe": recipes.to_toml(self.recipe)}
+        return plan_of_all(self.recipe, final, [final, *folds], {"num_folds": len(folds)})
 
     def run(self) -> dict[str, Any]:
         """Make all runs, write the folder that holds them and return its summary."""

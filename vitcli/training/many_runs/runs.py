@@ -20,7 +20,6 @@ from torch import Tensor
 from vitcli import recipe as recipes
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.split import Split
-from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import NotFiniteError
 from vitcli.evaluation.setup import settle_pixels
 from vitcli.output import run_folder
@@ -33,7 +32,7 @@ from vitcli.recipe import Recipe
 from vitcli.training.many_runs.workers import beside
 from vitcli.training.results import write_sweep_results
 from vitcli.training.run import run as run_job
-from vitcli.training.setup import InitialModel, MakeModel, RunOptions, progress_of, set_up
+from vitcli.training.setup import InitialModel, MakeModel, RunOptions, join_processes, set_up
 from vitcli.training.splits import RunData
 
 Job = tuple[Path, Recipe]  # run folder and recipe of one run
@@ -75,12 +74,7 @@ class SharedParts:
         *,
         num_runs: int,
     ):
-        self.runtime = start_runtime(
-            recipe.precision.compute, exact=options.exact, stall_minutes=recipe.train.stall_minutes
-        )
-        self.progress = progress_of(options, self.runtime)
-        for note in self.runtime.notes:
-            self.progress.note(note)
+        self.runtime, self.progress = join_processes(recipe, options)
         self.images = ImageCache(
             recipe.data.cache,
             processes_here=self.runtime.processes_here,

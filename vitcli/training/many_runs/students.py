@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vitcli import recipe as recipes
 from vitcli.data.seen_images import trained_rows
 from vitcli.data.split import Split
 from vitcli.data.transforms import preprocessing_of
@@ -73,8 +72,7 @@ class Students:
         """Return the plan of the run with the teacher, and the totals of both."""
         baseline, distilled = self._recipes()
         plan, others = self.runs.plans(distilled, [baseline])
-        totals = plan_of_all(plan, [plan, *others], {"num_arms": 0, "num_runs": 2})
-        return totals | {"recipe": recipes.to_toml(self.recipe)}
+        return plan_of_all(self.recipe, plan, [plan, *others], {"num_arms": 0, "num_runs": 2})
 
     def run(self) -> dict[str, Any]:
         """Make both runs, write the folder that holds them and return its summary."""

@@ -118,8 +118,7 @@ class Sweep:
         final, arms = self.runs.plans(self._final_recipe({}, 0), self._arm_recipes())
         num_runs = self.recipe.train.runs
         counts = {"num_arms": len(arms), "num_runs": num_runs}
-        totals = sweep_results.plan_of_all(final, [*arms, *[final] * num_runs], counts)
-        return totals | {"recipe": recipes.to_toml(self.recipe)}
+        return sweep_results.plan_of_all(self.recipe, final, [*arms, *[final] * num_runs], counts)
 
     def run(self) -> dict[str, Any]:
         """Make all runs, write the folder of the sweep and return its summary."""

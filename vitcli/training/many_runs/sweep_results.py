@@ -12,6 +12,7 @@ from vitcli.output.run_folder import slug
 from vitcli.output.scores import OF_CLASSES
 from vitcli.output.summaries import TrainingSummary
 from vitcli.output.text import count_of, first_few
+from vitcli.recipe import Recipe, to_toml
 from vitcli.recipe.toml import toml_value
 
 LR = "optimizer.lr"
@@ -191,9 +192,9 @@ def summary_of_all(
 
 
 def plan_of_all(
-    final: Mapping[str, Any], plans: Sequence[Mapping[str, Any]], counts: Mapping[str, int]
+    recipe: Recipe, final: Mapping[str, Any], plans: Sequence[Mapping[str, Any]], counts: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the plan of a final run, with the steps, images and compute of all runs.
+    """Return the plan of a final run, the recipe of the command, and steps, images and compute of all runs.
 
     Args:
         plans: of all runs, which may be sweeps.
@@ -207,7 +208,7 @@ def plan_of_all(
     }
     if "measured_images_per_s" in final:
         totals["all_measured_hours"] = totals["all_images_seen"] / final["measured_images_per_s"] / 3600
-    return {**final, **totals}
+    return {**final, **totals, "recipe": to_toml(recipe)}
 
 
 def totals_of(
