@@ -1,5 +1,6 @@
 """What a run remembers of its images and their files, so that it does not resume on others."""
 
+import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,6 @@ MAX_CHECKED_IMAGES = 200_000  # decoded before the first step, at about 2,000 a 
 MAX_HASHED_BYTES = 2 * 2**30  # of local shards, read before the first step, in seconds
 NUM_THREADS = 16  # which wait for a disk or a network file system
 FILES_PER_TASK = 1_000
-PART_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,5 @@ def _contents_of_files(source: SourceFiles | None) -> SplitContents:
 
 
 def _digest_of_file(path: str) -> bytes:
-    digest, buffer = xxhash.xxh3_128(), bytearray(PART_BYTES)
     with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(memoryview(buffer)[:count])
-    return digest.digest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).digest()

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from vitcli.data import classes as data_classes
 from vitcli.data import dataset
@@ -454,13 +453,34 @@ def _run_pass(
     """Predict the split at one resolution; also return the pass's model, speed and skipped images."""
     size, posemb_method = preprocessing.image_size, task.recipe.model.posemb_resample
     model, arch = load_for_inference(weights, size, posemb_method, settings.device, loading_progress)
+    mean = inference.mean_of_labels if task.thresholds else inference.mean_of_classes
     started_at, num_predicted = time.perf_counter(), 0
 
     def predict(split: Split) -> tuple[Predictions | NumberPredictions, list[str]]:
+        """Predict the split of the task or a part of it; also return the places of undecodable images."""
         nonlocal num_predicted
-        found, skipped = _predict(task, model, preprocessing, settings, split, num_classes=arch.num_classes)
+        found: Predictions | NumberPredictions
+        if task.target:
+            found, skipped = regression.predict_numbers(
+                model,
+                split,
+                preprocessing,
+                settings,
+                target=task.target,
+                is_mirrored=task.options.mirrored,
+            )
+        else:
+            found, skipped = inference.predict_split(
+                model,
+                split,
+                preprocessing,
+                settings,
+                num_classes=task.projection.width if task.projection else arch.num_classes,
+                project=task.projection,
+                mean=mean if task.options.mirrored else None,
+            )
         num_predicted += len(found)
-        return found, skipped
+        return found, sorted(settings.runtime.union(set(skipped)))
 
     if task.passes:
         predictions, skipped = _predict_parts(task, predict, weights, preprocessing, settings)
@@ -474,36 +494,6 @@ def _run_pass(
         "images_per_s": num_predicted / elapsed_s,  # without parts of other workers
         "elapsed_s": elapsed_s,
     }
-
-
-def _predict(
-    task: EvalTask,
-    model: nn.Module,
-    preprocessing: Preprocessing,
-    settings: EvalSettings,
-    split: Split,
-    *,
-    num_classes: int,
-) -> tuple[Predictions | NumberPredictions, list[str]]:
-    """Predict the split of the task or a part of it; also return the places of undecodable images."""
-    is_mirrored = task.options.mirrored
-    predictions: Predictions | NumberPredictions
-    if task.target:
-        predictions, skipped = regression.predict_numbers(
-            model, split, preprocessing, settings, target=task.target, is_mirrored=is_mirrored
-        )
-    else:
-        mean = inference.mean_of_labels if task.thresholds else inference.mean_of_classes
-        predictions, skipped = inference.predict_split(
-            model,
-            split,
-            preprocessing,
-            settings,
-            num_classes=task.projection.width if task.projection else num_classes,
-            project=task.projection,
-            mean=mean if is_mirrored else None,
-        )
-    return predictions, sorted(settings.runtime.union(set(skipped)))
 
 
 def _predict_parts(

@@ -91,7 +91,7 @@ def open_taught(ckpt: str, run: RunSettings) -> Taught:
     path, folder = folder_of_weights(ckpt), run_folder.folder_of(ckpt)
     is_taught, is_fewshot = (path / CLOSED_FORM).is_file(), (path / run_folder.DRAWS).is_file()
     is_of_run = folder is not None and (is_fewshot or not (folder / run_folder.DRAWS).is_file())
-    of_run = run_folder.recipe_of(folder)[0] if folder and is_of_run else None
+    of_run, is_there = run_folder.recipe_of(folder) if folder and is_of_run else (None, False)
     keys, name = {"model.ckpt": ckpt}, None
     if is_fewshot:
         name, keys = str(folder / run_folder.RECIPE), of_run.given | {"model.ckpt": of_run.model.ckpt}
@@ -117,7 +117,6 @@ def open_taught(ckpt: str, run: RunSettings) -> Taught:
     taught = Taught(ckpt, None, extractor, nothing, "sweep", seen.ever_trained_on)
     if of_run is None:
         return taught
-    of_run, is_there = run_folder.recipe_of(folder)
     if not is_there:
         what = f"the images of the run are gone: {of_run.data.dataset}"
         raise DataError(what, where=str(folder), fix="put them where its recipe.toml says")

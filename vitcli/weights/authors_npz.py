@@ -309,7 +309,11 @@ def to_official(state: dict[str, Tensor], *, heads: int | None, spelling: str) -
     assert spelling in SPELLINGS, spelling
     layout = layout_of(state, TIMM)
     entries = list(table(layout))
-    _check_tensor_names(state, entries)
+    known = {entry.timm for entry in entries}
+    if unknown := [name for name in state if name not in known]:
+        raise _bad_state(f"the authors' format has no name for the tensor {unknown[0]}")
+    if missing := [entry.timm for entry in entries if entry.timm not in state]:
+        raise _bad_state(f"the tensor {missing[0]} is missing")
     if layout.is_bit and spelling != "published":
         message = f"there is no {spelling} spelling of a BiT ResNet"
         raise WeightsError(message, where="--names", fix="BiT has one spelling: published")
@@ -378,14 +382,6 @@ def _fits(shape: tuple[int, ...], axes: list[str], sizes: Sizes) -> bool:
 
 def _axes_text(axes: list[str], sizes: Sizes) -> str:
     return f"({', '.join(str(sizes.get(axis, axis)) for axis in axes)})"
-
-
-def _check_tensor_names(state: dict[str, Tensor], entries: list[Array]) -> None:
-    known = {entry.timm for entry in entries}
-    if unknown := [name for name in state if name not in known]:
-        raise _bad_state(f"the authors' format has no name for the tensor {unknown[0]}")
-    if missing := [entry.timm for entry in entries if entry.timm not in state]:
-        raise _bad_state(f"the tensor {missing[0]} is missing")
 
 
 def _in_linen_spelling(arrays: Mapping[str, np.ndarray]) -> dict[str, OfficialArray]:

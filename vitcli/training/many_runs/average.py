@@ -168,11 +168,7 @@ def average_of_sweep(
 
 
 def _ready(task: AverageTask, images: ImageCache, *, is_held_out: bool) -> AverageTask:
-    """Return the task with usable images, labelled as the runs number their classes and kept once decoded.
-
-    Args:
-        is_held_out: whether the dev split is the one that the runs held out.
-    """
+    """Return the task with usable images, labelled as the runs number their classes and kept once decoded."""
     first, progress = task.runs[0], task.settings.progress
     keep = partial(images.attach, preprocessing=task.preprocessing)
     reported = keep(in_classes_of(task.eval_split, first), visits=1)

@@ -176,10 +176,7 @@ def trained_on(runs: Sequence[FinishedRun]) -> np.ndarray | None:
 
 
 def usable_dev(dev: Split, runs: Sequence[FinishedRun], *, is_held_out: bool) -> Split:
-    """Return the images of a dev split that none of the runs was trained on.
-
-    Args:
-        is_held_out: whether it is the one that the runs held out.
+    """Return the images of a dev split, held out by the runs or not, that none of them was trained on.
 
     Raises:
         DataError: there are none, or they are those that the runs report on.
