@@ -2,6 +2,9 @@
 
 # By file and tests: what each break does, the text before and after it.
 OF_EXPORTS = {
+    ("vitcli/conversion/fastest_text.py", "tests/conversion/test_fastest.py"): {
+        "names in the figure of the front touch each other": ("best = hits.index(min(hits))", "best = 0"),
+    },
     ("vitcli/conversion/fastest.py", "tests/conversion/test_fastest.py"): {
         "after a refusal faster files are judged": (
             'other.why = f"{NOT_JUDGED}: {trial.name} was refused"\n        return',

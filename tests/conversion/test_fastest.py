@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from matplotlib.text import Text
 
 from tests.conftest import run
 from tests.conversion.test_export import network, vit
@@ -533,3 +534,24 @@ def test_the_front_of_students_is_a_line_of_its_own():
     lines = {line.get_label(): list(line.get_xdata()) for line in figure.axes[0].get_lines()}
     assert lines["Pareto front"] == [10.0, 20.0, 30.0]
     assert lines["Pareto front of students"] == [15.0]
+
+
+def test_names_in_the_figure_touch_neither_each_other_nor_the_edge():
+    """Eight files, two of them close to each other in both plots, as in a search on photographs."""
+    front = {"fp32, 224 px": (38.1, 8e-9, 0.9950), "int8, 224 px": (30.1, 3e-8, 0.9950),
+             "int8, 192 px": (25.5, 2e-6, 0.9950), "int8, 176 px": (24.8, 8e-6, 0.9948),
+             "int8, 176 px, 11 of 12 blocks": (18.3, 1.5e-3, 0.9962),
+             "small, int8, 160 px": (18.6, 1e-3, 0.9966), "int8, 128 px": (15.6, 0.01, 0.981), "int8, 96 px": (14.1, 1.3, 0.7)}  # fmt: skip
+    rows = [
+        {"name": name, "ckpt": "run", "latency_ms": ms, "divergence": nats, "top1": top1,
+         "highest_drop": 0.018, "on_front": True, "kept": name.startswith("small")}
+        for name, (ms, nats, top1) in front.items()
+    ]  # fmt: skip
+    figure = fastest_text.front_of(rows, {"top1_checkpoint": 0.995, "max_drop": 0.01, "num_images": 595})
+
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        inside = [text for text in axes.texts if axes.bbox.contains(*axes.transData.transform(text.xy))]
+        boxes = [(text.get_window_extent(), Text.get_window_extent(text))[1] for text in inside]
+        assert len(boxes) > 5 and not any(box.count_overlaps(boxes) > 1 for box in boxes)
+        assert all(axes.bbox.contains(*corner) for box in boxes for corner in box.corners())

@@ -1,11 +1,14 @@
 """The candidates of `vit export --fastest` as a table and as a figure."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise, product
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation, Text
 
 from vitcli.conversion import export
 from vitcli.output.document import simple_table
@@ -13,6 +16,11 @@ from vitcli.output.plots import BLUE, GREEN, ORANGE, STYLE
 from vitcli.output.text import count_of, pairs, size_text
 
 GREY = "#888888"
+Place = tuple[float, float]  # of a point, in the units of the axes
+NEAR = 4  # points between a name and its mark
+RADIUS = 3  # pixels of a mark
+# Where a name may stand: its distance, right or left, above or below.
+AROUND = tuple(product((NEAR, 12, 20, 28), (1, -1), (1, -1)))
 Rows = Sequence[Mapping[str, Any]]  # `candidates` of the result
 
 
@@ -58,33 +66,36 @@ def front_of(rows: Rows, gate: Mapping[str, Any]) -> Figure:
         # All candidates, and those that none beats
         least = min((row["divergence"] for row in measured if row["divergence"] > 1e-9), default=1e-9) / 3
         places = [(row["latency_ms"], max(row["divergence"], least)) for row in measured]
+        fronts: list[list[Place]] = []
         for is_student, label in ((False, "Pareto front"), (True, "Pareto front of students")):
             front = [place for row, place in zip(measured, places, strict=True)
                      if row["on_front"] and (row["ckpt"] != rows[0]["ckpt"]) == is_student]  # fmt: skip
             if front:
+                fronts.append(front)
                 look = {"color": BLUE, "lw": 0.9, "zorder": 0, "ls": ":" if is_student else "-"}
                 screening.plot(*zip(*front, strict=True), label=label, **look)
-        is_left = False
+        named: list[tuple[str, Place, str]] = []
         for row, place in zip(measured, places, strict=True):
             colour = GREEN if row["kept"] else BLUE if row["on_front"] else GREY
             screening.plot(*place, "*" if row["kept"] else "o", color=colour, ms=11 if row["kept"] else 5)
-            if row["on_front"]:
-                is_left = not is_left  # names of neighbours stand on both sides of the front, which falls
-                _name(screening, row, place, colour, is_left=is_left, is_below=is_left)
+            named += [(row["name"], place, colour)] if row["on_front"] else []
         screening.set(yscale="log", xlabel="latency of one image (ms)", ylabel="divergence (nats)")
         screening.set_title(f"compared on training images: {count_of(len(measured), 'file')}", fontsize=9)
         screening.margins(x=0.15, y=0.12)
         screening.legend(fontsize=7)
+        of_judged: list[tuple[str, Place, str]] = []
+        bars: list[list[Place]] = []
         # Top-1, down to what is not ruled out, against what may be lost
         whole = 100 * gate["top1_checkpoint"]
         bound = whole - 100 * gate["max_drop"]
-        for number, row in enumerate(judged):
+        for row in judged:
             x, y = row["latency_ms"], 100 * row["top1"]
             below = max(0.0, y - (whole - 100 * row["highest_drop"]))
             colour = GREEN if row["kept"] else BLUE if row["highest_drop"] <= gate["max_drop"] else ORANGE
             look = {"color": colour, "capsize": 3, "marker": "*" if row["kept"] else "o"}
             verdict.errorbar([x], [y], yerr=[[below], [0]], ms=11 if row["kept"] else 5, **look)
-            _name(verdict, row, (x, y), colour, is_left=(len(judged) - number) % 2 == 0)
+            bars.append([(x, y), (x, y - below)])
+            of_judged.append((row["name"], (x, y), colour))
         verdict.axhline(bound, color=ORANGE, ls="--", lw=0.9, label="least that is accepted")
         verdict.set(xlabel="latency of one image (ms)", ylabel="top-1, and its lower bound (%)")
         verdict.set_title(f"judged on {count_of(gate['num_images'], 'held-out image')}", fontsize=9)
@@ -94,19 +105,46 @@ def front_of(rows: Rows, gate: Mapping[str, Any]) -> Figure:
         highest = max((100 * row["top1"] for row in judged), default=whole)
         verdict.set_ylim(max(verdict.get_ylim()[0], bound - 2 * points), highest + points / 2)
         verdict.legend(fontsize=7)
+        figure.draw_without_rendering()  # places are known from then on
+        _write_names(screening, named, places, fronts)
+        _write_names(verdict, of_judged, [place for _, place, _ in of_judged], bars)
     return figure
 
 
-def _name(
+def _write_names(
     axes: Axes,
-    row: Mapping[str, Any],
-    place: tuple[float, float],
-    colour: str,
-    *,
-    is_left: bool,
-    is_below: bool = False,
+    names: Sequence[tuple[str, Place, str]],
+    marks: Sequence[Place],
+    lines: Sequence[Sequence[Place]],
 ) -> None:
-    side = {"ha": "right" if is_left else "left", "va": "top" if is_below else "bottom"}
-    offset = (-4 if is_left else 5, -3 if is_below else 3)
-    look = {"textcoords": "offset points", "fontsize": 6, "color": colour, "annotation_clip": True, **side}
-    axes.annotate(row["name"].replace(", ", "\n", 1), place, xytext=offset, **look)
+    """Write the names of points, each in its colour, where they touch marks, lines and each other least."""
+    pixels = [axes.transData.transform(line) for line in lines]
+    ends = [end for line in pixels for end in pairwise(line)]
+    marks_N2 = np.concatenate([axes.transData.transform(marks), *(np.linspace(*end, 20) for end in ends)])
+    written = [axes.get_legend().get_window_extent()]
+    for name, place, colour in names:
+        texts = [_text(axes, name, place, colour, *where) for where in AROUND]
+        for text in texts:
+            text.get_window_extent()  # places it
+        # Without the line to its point
+        boxes = [Text.get_window_extent(text).padded(RADIUS) for text in texts]
+        hits = [
+            4 * sum(not axes.bbox.contains(*corner) for corner in box.corners())
+            + 4 * box.count_overlaps(written)
+            + box.count_contains(marks_N2)
+            for box in boxes
+        ]
+        best = hits.index(min(hits))
+        written.append(boxes[best])
+        for text in texts[:best] + texts[best + 1 :]:
+            text.remove()
+
+
+def _text(
+    axes: Axes, name: str, place: Place, colour: str, distance: int, side: int, height: int
+) -> Annotation:
+    """Write a name left (-1) or right (1) of a point, below or above it, with a line if it is far."""
+    how = {"ha": "right" if side < 0 else "left", "va": "top" if height < 0 else "bottom", "color": colour}
+    line = {"arrowprops": {"arrowstyle": "-", "lw": 0.4, "color": colour}} if distance > NEAR else {}
+    offset = {"xytext": (side * distance, height * distance), "textcoords": "offset points"}
+    return axes.annotate(name.replace(", ", "\n"), place, fontsize=6, **offset, **how, **line)
