@@ -541,7 +541,8 @@ def test_names_in_the_figure_touch_neither_each_other_nor_the_edge():
     front = {"fp32, 224 px": (38.1, 8e-9, 0.9950), "int8, 224 px": (30.1, 3e-8, 0.9950),
              "int8, 192 px": (25.5, 2e-6, 0.9950), "int8, 176 px": (24.8, 8e-6, 0.9948),
              "int8, 176 px, 11 of 12 blocks": (18.3, 1.5e-3, 0.9962),
-             "small, int8, 160 px": (18.6, 1e-3, 0.9966), "int8, 128 px": (15.6, 0.01, 0.981), "int8, 96 px": (14.1, 1.3, 0.7)}  # fmt: skip
+             "small, int8, 160 px": (18.6, 1e-3, 0.9966),
+             "int8, 128 px": (15.6, 0.01, 0.981), "int8, 96 px": (14.1, 1.3, 0.7)}  # fmt: skip
     rows = [
         {"name": name, "ckpt": "run", "latency_ms": ms, "divergence": nats, "top1": top1,
          "highest_drop": 0.018, "on_front": True, "kept": name.startswith("small")}
