@@ -4,6 +4,7 @@ import shlex
 
 import pytest
 
+from vitcli import recipe
 from vitcli.evaluation.intervals import interval_of
 from vitcli.training.many_runs import sweep_results
 from vitcli.training.many_runs.sweep_results import Trial
@@ -306,6 +307,8 @@ def test_the_scores_of_several_runs_are_means_and_their_deviation_is_that_of_a_s
 def test_the_hours_of_all_runs_are_those_of_all_their_images():
     plan = {"total_steps": 10, "images_seen": 7_200, "exaflops": 0.5}
 
-    whole = sweep_results.plan_of_all(plan | {"measured_images_per_s": 2.0}, [plan] * 5, {"num_runs": 3})
+    measured, asked = plan | {"measured_images_per_s": 2.0}, recipe.load("finetune/default")
+    whole = sweep_results.plan_of_all(asked, measured, [plan] * 5, {"num_runs": 3})
     assert (whole["all_images_seen"], whole["all_measured_hours"]) == (36_000, 5.0)
     assert (whole["all_steps"], whole["all_exaflops"]) == (50, 2.5)
+    assert whole["recipe"] == recipe.to_toml(asked)
