@@ -45,8 +45,8 @@ class Result:
         return self.screen.rstrip("\n")
 
     def _repr_html_(self) -> str:
-        pictures = "".join(_as_image(figure) for figure in self.figures.values())
-        return f'<pre style="font-family:monospace">{html.escape(repr(self))}</pre>{pictures}'
+        figures = "".join(_as_image(figure) for figure in self.figures.values())
+        return f'<pre style="font-family:monospace">{html.escape(repr(self))}</pre>{figures}'
 
     def _path(self, key: str) -> Path | None:
         return Path(self.values[key]) if self.values.get(key) else None
@@ -96,8 +96,8 @@ class PredictionResult(Result):
         cards = []
         for prediction in islice(self.predictions, MOST_THUMBNAILS):
             words = html.escape(_answer(prediction)), html.escape(Path(prediction["file"]).name)
-            picture = _thumbnail(prediction["file"])
-            cards.append(f'<div style="width:{SIDE}px">{picture}<b>{words[0]}</b><br>{words[1]}</div>')
+            thumbnail = _thumbnail(prediction["file"])
+            cards.append(f'<div style="width:{SIDE}px">{thumbnail}<b>{words[0]}</b><br>{words[1]}</div>')
         style = "display:flex;flex-wrap:wrap;gap:12px;font-size:13px;overflow-wrap:anywhere"
         return f'<div style="{style}">{"".join(cards)}</div>{super()._repr_html_()}'
 

@@ -381,10 +381,10 @@ def test_a_student_that_was_trained_on_images_that_judge_it_is_left_out_unless_i
     names_of, notes = students_of
     monkeypatch.setattr(SeenImages, "num_trained_on", lambda seen, split: 7)
     assert names_of([], 381) == []
-    assert "a is left out: a was trained on 7 of the 381 images that judge it" in notes[0].replace(
+    assert "a is left out: a was trained on 7 of the 381 evaluation images" in notes[0].replace(
         str(Path.cwd()) + "/", ""
     )
-    with pytest.raises(WeightsError, match="images that judge it"):
+    with pytest.raises(WeightsError, match="evaluation images"):
         names_of(["a"], 381)
 
 

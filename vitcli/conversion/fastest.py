@@ -431,7 +431,7 @@ def _check_classes(student: Weights, weights: Weights) -> None:
 def _check_unseen(student: Weights, judged: Split) -> None:
     if num_seen := SeenImages.of(student.metadata).num_trained_on(judged):
         raise WeightsError(
-            f"{student.source} was trained on {num_seen:,} of the {len(judged):,} images that judge it",
+            f"{student.source} was trained on {num_seen:,} of the {len(judged):,} evaluation images",
             where="--student, --gate",
             fix="vit distill --teacher RUN holds out what the run did; or name other images with --gate DATA",
         )

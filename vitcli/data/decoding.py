@@ -144,7 +144,7 @@ def _plain_frame(data: bytes) -> tuple[tuple[int, int, int], int, int] | None:
     """Return `shape`, `height_at` and `reach` of a `Jpeg`, if it is shown as it is stored.
 
     It is of 8-bit grey or colour and has no metadata; None means that Pillow has to look, at an orientation,
-    several pictures in one file, CMYK, damage. Reading the few segments before the image takes a tenth of the
+    several images in one file, CMYK, damage. Reading the few segments before the image takes a tenth of the
     time that Pillow needs to open it.
     """
     if not data.startswith(JPEG_BEGIN):

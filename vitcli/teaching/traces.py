@@ -53,7 +53,7 @@ class Found:
 
     Attributes:
         traces: each once.
-        unsearched: what may show an image and cannot be searched: pictures, and images of too few colours.
+        unsearched: what may show an image and cannot be searched: figures, and images of too few colours.
     """
 
     traces: tuple[Trace, ...]

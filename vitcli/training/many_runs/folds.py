@@ -1,4 +1,4 @@
-"""Folds: every training image is predicted once, by a model that has not seen it (`vit finetune --folds 5`).
+"""K-fold cross-validation (`vit finetune --folds 5`): every training image is scored once, as held out.
 
 Each fold is an ordinary resumable run, or sweep, below OUT/folds: trained without its images and scored on
 them. A last run below OUT/runs is trained on all images with the same settings and is what the folder
