@@ -784,7 +784,7 @@ def test_unlabelled_rows_are_refused_at_once_or_when_they_are_read(tmp_path):
 
 
 def test_a_hundred_shards_open_without_the_parser_of_python(tmp_path, monkeypatch):
-    """They open in several threads, and `ast.literal_eval` of Python 3.11 fails now and then in two at once."""
+    """They open in several threads, and the parser of Python 3.11 fails now and then in two at once."""
     monkeypatch.setattr(ast, "literal_eval", None)
     one = Path(parquet(tmp_path / "one.parquet", range(6))).read_bytes()
     two = Path(tar(tmp_path / "two.tar", samples(range(2)))).read_bytes()
