@@ -288,7 +288,7 @@ def check_contents(
     total_steps: int,
     is_averaged: bool,
     may_have_skipped: bool,
-    of_methods: Tensors | None = None,
+    of_methods: Tensors,
 ) -> None:
     """Refuse a checkpoint that this run cannot have written.
 
@@ -300,11 +300,11 @@ def check_contents(
     Raises:
         WeightsError: a value or a tensor is missing, of another type or shape, or not finite.
     """
+    averaged = {"average": model_tensors} if is_averaged else {}
+    expected = {"model": model_tensors, **averaged, **of_methods}
     problem = (
         _wrong_state(saved.state, saved.step, step, total_steps)
-        or _wrong_weights("model", saved.tensors, model_tensors)
-        or (_wrong_weights("average", saved.tensors, model_tensors) if is_averaged else None)
-        or _wrong_of_methods(saved.tensors, of_methods or {})
+        or _wrong_weights(saved.tensors, expected)
         or _wrong_optimizer(saved.tensors.get("optimizer", {}), model_tensors, optimizer, may_have_skipped)
     )
     if not problem and (names := find_non_finite(saved.tensors)):
@@ -328,21 +328,15 @@ def _wrong_state(state: dict[str, Any], stored_step: object, step: int, total_st
     return None
 
 
-def _wrong_of_methods(tensors: Tensors, expected: Tensors) -> str | None:
-    problems = (_wrong_weights(kind, tensors, of_kind) for kind, of_kind in expected.items())
-    return next(filter(None, problems), None)
-
-
-def _wrong_weights(kind: str, tensors: Tensors, expected: dict[str, Tensor]) -> str | None:
-    found = tensors.get(kind, {})
-    if different := sorted(found.keys() ^ expected.keys()):
-        return f"{kind} lacks or has too many of {first_few(different)}"
-    wrong = [
-        name
-        for name, value in expected.items()
-        if (found[name].shape, found[name].dtype) != (value.shape, value.dtype)
-    ]
-    return f"{kind}/{wrong[0]} has another shape or type" if wrong else None
+def _wrong_weights(tensors: Tensors, expected: Tensors) -> str | None:
+    for kind, of_kind in expected.items():
+        found = tensors.get(kind, {})
+        if different := sorted(found.keys() ^ of_kind.keys()):
+            return f"{kind} lacks or has too many of {first_few(different)}"
+        for name, value in of_kind.items():
+            if (found[name].shape, found[name].dtype) != (value.shape, value.dtype):
+                return f"{kind}/{name} has another shape or type"
+    return None
 
 
 def _wrong_optimizer(
