@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from vitcli.evaluation.intervals import interval_of
 from vitcli.evaluation.predictions import Reliability
-from vitcli.output.plots import BLUE, GREEN, ORANGE, STYLE, percent_limits
+from vitcli.output.plots import BLUE, GREEN, ORANGE, STYLE, percent_limits, printable
 from vitcli.output.summaries import LEAST_CALIBRATED
 
 MOST_CLASSES = 30  # of a confusion matrix with legible names
@@ -155,8 +155,8 @@ def mistakes_grid(images: Sequence[np.ndarray], mistakes: Sequence[Mapping[str, 
             title = f"predicted: {predicted}, {mistake['probability']:.0%}\nlabel: {label}"
             axes.set_title(title, fontsize=7, loc="left", pad=3, parse_math=False)
             # The name of the file, below the image: its end distinguishes it, so the start is cut.
-            place = _printable(Path(mistake["place"]).name)
-            place = place if len(place) <= 30 else f"…{place[-29:]}"
+            place = Path(mistake["place"]).name
+            place = printable(place if len(place) <= 30 else f"…{place[-29:]}", 30)
             style = {"fontsize": 6, "color": "#666666", "va": "top", "parse_math": False}
             axes.text(0, -0.03, place, transform=axes.transAxes, **style)
     return figure
@@ -216,9 +216,4 @@ def _most_confused(
 
 def _short(name: str, length: int) -> str:
     """Shorten a class name for a figure: no WordNet id, cut at `length`; all else is as in tables."""
-    name = _printable(re.sub(r"^n\d{8}_(?=.)", "", name))
-    return name if len(name) <= length else name[: length - 1] + "…"
-
-
-def _printable(name: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in name)
+    return printable(re.sub(r"^n\d{8}_(?=.)", "", name), length)

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLoc
 
 from vitcli.experiments import study_grid
 from vitcli.output import plots
-from vitcli.output.plots import COLORS, STYLE, percent_limits
+from vitcli.output.plots import COLORS, STYLE, percent_limits, printable
 from vitcli.output.text import compute_unit
 
 COLOURS, MARKERS = COLORS[:6], "os^DvPX<>hp"  # 6 and 11 have no common factor: 66 networks differ
@@ -170,7 +170,7 @@ def labels_of(points: Points) -> dict[str, str]:
         if len({(other["asked_epochs"], other["asked_steps"]) for other in same}) > 1:
             steps, epochs = point["asked_steps"], point["asked_epochs"]
             label += f", {epochs:g} epochs" if epochs else f", {short_count(steps)} steps"
-        labels[point["name"]] = "".join(c if c.isprintable() else "?" for c in label).replace("$", r"\$")
+        labels[point["name"]] = printable(label, len(label)).replace("$", r"\$")
     return labels
 
 

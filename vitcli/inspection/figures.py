@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.ticker import MaxNLocator
 
-from vitcli.output.plots import BLUE, COLORS, ORANGE, STYLE
+from vitcli.output.plots import BLUE, COLORS, ORANGE, STYLE, printable
 
 WIDTH = 5.0  # inches, one column of text
 WIDE, TALLEST = 7.0, 8.0
@@ -131,7 +131,7 @@ def beside(
     is_labelled = width / (2 * per_row) >= LEAST_LABELLED
     once = Labels(x=f"each input, with its {name} to the right")
     labels = Labels(["input", name] * per_row) if is_labelled else once
-    captions = [_shortened(caption, int(width / per_row * LETTERS)) for caption in captions if is_labelled]
+    captions = [printable(caption, int(width / per_row * LETTERS)) for caption in captions if is_labelled]
     return _tiles(_in_rows(pairs, 2 * per_row), labels, width=width, captions=_in_rows(captions, per_row))
 
 
@@ -186,11 +186,6 @@ def _draw_uniform(axes, distance: float) -> None:
 def _legend(figure: Figure, axes: Any, *, ncols: int) -> Legend:
     handles = axes.get_legend_handles_labels()
     return figure.legend(*handles, loc="lower center", ncols=ncols, fontsize=SMALL, handlelength=1.4)
-
-
-def _shortened(text: str, most: int) -> str:
-    text = "".join(c if c.isprintable() else "?" for c in text)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _in_rows(tiles: list[Any], per_row: int) -> list[list[Any]]:

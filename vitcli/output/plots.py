@@ -47,6 +47,12 @@ def percent_limits(values: Iterable[float]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
+def printable(text: str, most: int) -> str:
+    """Return a text on one line of a figure: what cannot be printed as "?", cut after `most` characters."""
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 @contextmanager
 def saving(key: str) -> Iterator[None]:
     """Make figures saved inside the block reproducible: SVG ids are derived from `key`, not drawn at random.
