@@ -1,8 +1,9 @@
 """The commands as functions: `vitcli.finetune("demo", "photos/", lr=0.01)`.
 
 A parameter is the option of its name, so `vit finetune --help` describes them all, and the result is the
-object of `--json`. A value that the command line takes as a list may be a list here: `lr=[0.01, 0.03]`. What
-is of a process and not of a call (several processes, printing) is left to the command line.
+object of `--json`; each raises VitError as the command fails, with its three lines. A value that the command
+line takes as a list may be a list here: `lr=[0.01, 0.03]`. What is of a process and not of a call (several
+processes, printing) is left to the command line.
 """
 
 import json
@@ -80,9 +81,6 @@ def finetune(
         lr: base learning rate; of several the best on the dev split is chosen.
         max_time: such as "30m".
         out: the run folder; an unfinished run in it is resumed.
-
-    Raises:
-        VitError: as the command fails, with its three lines.
     """
     return _run(TrainingResult, "finetune", locals())
 
@@ -123,9 +121,6 @@ def evaluate(
         dataset: default: the images that the run held out.
         res: image size in pixels, or a range such as "160:384:32".
         out: a folder; then the result has the figures that are drawn into it.
-
-    Raises:
-        VitError: as the command fails, with its three lines.
     """
     return _run(EvaluationResult, "evaluate", locals())
 
@@ -204,9 +199,6 @@ def fewshot(
         ckpt: several are compared on all training images.
         shots: images per class.
         layers: "all", "last" or numbers of layers to compare.
-
-    Raises:
-        VitError: as the command fails, with its three lines.
     """
     return _run(FewshotResult, "fewshot", locals())
 
@@ -235,10 +227,7 @@ def embed(
 ) -> FeaturesResult:
     """Save the features of a split to a .safetensors file.
 
-        features_ND = vitcli.embed("vit_b16.npz", "photos/", out="photos.safetensors").load()["features"]
-
-    Raises:
-        VitError: as the command fails, with its three lines.
+    features_ND = vitcli.embed("vit_b16.npz", "photos/", out="photos.safetensors").load()["features"]
     """
     return _run(FeaturesResult, "embed", locals())
 
@@ -277,9 +266,6 @@ def export(
         out: a .onnx, .pt2, .npz or .safetensors file, or a folder for timm.
         max_drop: percentage points that may be lost, with `gate` or `fastest`.
         budget: the largest latency with `fastest`, such as "10ms".
-
-    Raises:
-        VitError: as the command fails, with its three lines.
     """
     return _run(ExportResult, "export", locals())
 
@@ -309,10 +295,7 @@ def inspect(
 ) -> InspectionResult:
     """Draw filters, position embeddings and attention: the paper's Figures 6, 7, 10, 11 and 14.
 
-        vitcli.inspect("vit_b16.npz", images="photos/").figures["attention_distance"]
-
-    Raises:
-        VitError: as the command fails, with its three lines.
+    vitcli.inspect("vit_b16.npz", images="photos/").figures["attention_distance"]
     """
     return _run(InspectionResult, "inspect", locals())
 

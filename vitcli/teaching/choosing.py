@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vitcli.evaluation.calibration.scaling import softmax_scale
+from vitcli.evaluation.calibration.scaling import Scaling, softmax_scale
 from vitcli.features.label_errors import find_suspects
 from vitcli.features.least_squares import Solution, has_others, influences, left_out_scores, solve
 
@@ -62,8 +62,7 @@ class CalibratedFit:
     def probabilities(self, features_ND: np.ndarray) -> np.ndarray:
         """Return the calibrated probability of each of `classes_K`, (N, K)."""
         logits_NK = self.scale * (self.solution.inputs(features_ND) @ self.solution.weights(0))
-        weights_NK = np.exp(logits_NK - logits_NK.max(axis=1, keepdims=True))
-        return weights_NK / weights_NK.sum(axis=1, keepdims=True)
+        return Scaling().probabilities(logits_NK)
 
 
 class Chooser:

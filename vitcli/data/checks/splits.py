@@ -19,7 +19,6 @@ QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
 LARGE_PIXELS = 25_000_000  # above it one image takes about half a second to decode; 89 million are refused
 SMALL_SIDE = 32  # pixels; two patches of 16
 LONG_ASPECT = 3.0  # above it a centre crop of the short side shows less than a third of the image
-# Ways to open labels, in the order in which they are tried: classes, then numbers to predict.
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,14 +16,8 @@ from vitcli.errors import DataError
 from vitcli.output.text import count_of, is_text
 
 HOT = {
-    "1": True,
-    "1.0": True,
-    "true": True,
-    "yes": True,
-    "0": False,
-    "0.0": False,
-    "false": False,
-    "no": False,
+    **dict.fromkeys(("1", "1.0", "true", "yes"), True),
+    **dict.fromkeys(("0", "0.0", "false", "no"), False),
 }
 SEPARATORS = ("|", ";")
 WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # "007" is a name: as a number it would be another
