@@ -20,14 +20,7 @@ from vitcli.evaluation.intervals import interval_of
 from vitcli.models.architecture import Architecture
 from vitcli.models.variants import BIT, HYBRID
 from vitcli.output.redaction import is_local, public_name, public_toml, public_values
-from vitcli.output.scores import (
-    ERRORS,
-    SHOWN,
-    interval_shown,
-    score_rows,
-    shown,
-    top5_is_informative,
-)
+from vitcli.output.scores import ERRORS, SHOWN, interval_shown, score_rows, shown, top5_is_informative
 from vitcli.output.text import first_few, fold_notes, held_out, interval_text, plain
 from vitcli.weights import licences
 from vitcli.weights.download import hub_id

@@ -20,15 +20,7 @@ from vitcli.data.task import Task, check_supports
 from vitcli.data.transforms import Preprocessing
 from vitcli.distributed.runtime import shared_process_group
 from vitcli.errors import VitError
-from vitcli.evaluation import (
-    class_map,
-    inference,
-    metrics,
-    mistakes,
-    multilabel,
-    real_labels,
-    regression,
-)
+from vitcli.evaluation import class_map, inference, metrics, mistakes, multilabel, real_labels, regression
 from vitcli.evaluation.assertions import Assertion, check_apply
 from vitcli.evaluation.calibration.results import results_of
 from vitcli.evaluation.calibration.stored import Calibration, calibration_of

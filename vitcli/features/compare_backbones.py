@@ -27,14 +27,8 @@ from vitcli.evaluation.intervals import interval_of, mcnemar
 from vitcli.evaluation.setup import RunSettings, eval_settings, read_checkpoint, seen_by
 from vitcli.features import compare_backbones_text
 from vitcli.features.extract import FeatureExtractor, open_extractor
-from vitcli.features.fewshot import open_splits
-from vitcli.features.layers import (
-    Combination,
-    LayerFeatures,
-    combinations,
-    extract_layers,
-    sampled_rows,
-)
+from vitcli.features.fewshot import check_has_fewshot, open_splits
+from vitcli.features.layers import Combination, LayerFeatures, combinations, extract_layers, sampled_rows
 from vitcli.features.least_squares import SWEEP, Solution, at_best_l2, has_others, left_out_hits, parts, solve
 from vitcli.models.blocks import LayerLayout, layout_of, reading
 from vitcli.models.flops import num_params
@@ -187,7 +181,7 @@ def compare_backbones(
                 signal.SIGINT, "stopped while fitting; the same command reuses the features"
             ) from None
         best = best_of(scores)
-        result = _result(backbones, scores, best, train, rows_N)
+        result = _result(backbones, scores, best, train)
         result |= {"l2": "sweep" if problem.strengths == SWEEP else problem.strengths[0]}
         result |= {"group_column": recipe.data.group_column, "notes": notes + _seen_notes(backbones)}
         result |= {"asked": asked, "num_processes": runtime.world_size, "precision": settings.precision}
@@ -199,9 +193,7 @@ def compare_backbones(
 
 def _check(recipe: Recipe) -> None:
     """Refuse what a comparison would ignore."""
-    if recipe.fewshot is None:
-        fix = "take fewshot/default, or extend it"
-        raise VitError("the recipe has no section [fewshot]", where=f"recipe {recipe.name}", fix=fix)
+    check_has_fewshot(recipe)
     for key, option in NOT_TAKEN.items():
         if key in recipe.given:
             raise VitError(
@@ -316,7 +308,6 @@ def _result(
     scores: Sequence[LeftOutScore],
     best: LeftOutScore,
     train: Split,
-    rows_N: np.ndarray,
 ) -> dict[str, Any]:
     """Return the object of --json, as far as it follows from the training images."""
     features = backbones[0].features

@@ -19,14 +19,7 @@ from vitcli.data.split import Split, classes_without
 from vitcli.data.task import check_supports
 from vitcli.errors import DataError, Stopped, VitError
 from vitcli.evaluation.intervals import interval_of
-from vitcli.evaluation.setup import (
-    RunSettings,
-    Start,
-    read_checkpoint,
-    seen_by,
-    starts_of,
-    trained_on_by,
-)
+from vitcli.evaluation.setup import RunSettings, Start, read_checkpoint, seen_by, starts_of, trained_on_by
 from vitcli.features import classifiers, forecast, least_squares
 from vitcli.features import draws as features_draws
 from vitcli.features.draws import Draws, DrawScore, FewshotProblem
@@ -53,9 +46,7 @@ def fewshot(
 
     Features are computed once for all draws and cached: another call computes only those of further images.
     """
-    if recipe.fewshot is None:
-        fix = "take fewshot/default, or extend it"
-        raise VitError("the recipe has no section [fewshot]", where=f"recipe {recipe.name}", fix=fix)
+    check_has_fewshot(recipe)
     _check_choices(recipe, draws_file)
 
     # Weights and data are read before the processes join: a long download would stall a collective.
@@ -107,6 +98,13 @@ def fewshot(
         result |= {"notes": notes, "draws_from": draws_file, "elapsed_s": time.perf_counter() - began_at}
         tests.store.close()
         return _write_run_folder(folder, result, draws, draws_used, scores)
+
+
+def check_has_fewshot(recipe: Recipe) -> None:
+    """Refuse a recipe that does not say how to classify frozen features."""
+    if recipe.fewshot is None:
+        fix = "take fewshot/default, or extend it"
+        raise VitError("the recipe has no section [fewshot]", where=f"recipe {recipe.name}", fix=fix)
 
 
 def _check_choices(recipe: Recipe, draws_file: str | None) -> None:

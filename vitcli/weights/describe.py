@@ -18,14 +18,7 @@ from vitcli.weights.huggingface import CONFIG_DEFAULTS, read_config, read_prepro
 from vitcli.weights.imagenet import subset_of
 from vitcli.weights.licences import KEY, UNKNOWN, licence_of
 from vitcli.weights.locate import WeightsSource
-from vitcli.weights.timm import (
-    as_timm_knows,
-    from_timm_config,
-    head_names,
-    is_padded,
-    recognise,
-    split_tag,
-)
+from vitcli.weights.timm import as_timm_knows, from_timm_config, head_names, is_padded, recognise, split_tag
 
 FACTORY_OPTIONS = {  # of timm.create_model itself; an untrusted file could make it read other files
     "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "pretrained_strict",

@@ -19,16 +19,7 @@ import xxhash
 from vitcli.data.shards import parquet, webdataset
 from vitcli.data.shards.block_cache import StoredBlocks
 from vitcli.data.shards.paths import kind_of
-from vitcli.data.shards.remote import (
-    BlockCache,
-    Columns,
-    Contents,
-    RowOf,
-    ShardFile,
-    each,
-    file_name,
-    locate,
-)
+from vitcli.data.shards.remote import BlockCache, Columns, Contents, RowOf, ShardFile, each, file_name, locate
 from vitcli.data.sources.tables import split_named_in
 from vitcli.data.split import SourceFiles, Split
 from vitcli.errors import DataError

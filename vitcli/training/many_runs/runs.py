@@ -87,14 +87,7 @@ class SharedParts:
 
     def make_run(self, recipe: Recipe, options: RunOptions) -> dict[str, Any]:
         """Make one run and return its summary, or its plan with --dry-run."""
-        job = set_up(
-            self.command,
-            recipe,
-            options,
-            self.make_model,
-            data=self.data,
-            images=self.images,
-        )
+        job = set_up(self.command, recipe, options, self.make_model, data=self.data, images=self.images)
         return run_job(job)
 
 
