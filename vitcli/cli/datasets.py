@@ -108,11 +108,7 @@ def datasets_check(
     return printing.show_and_fail(result, findings.failure(result), as_text)
 
 
-@command(
-    app,
-    "preview",
-    example="vit datasets preview photos/ --ckpt vit_b16.npz",
-)
+@command(app, "preview", example="vit datasets preview photos/ --ckpt vit_b16.npz")
 def datasets_preview(
     *,
     dataset: Annotated[str, typer.Argument(autocompletion=complete.datasets, metavar="DATA",

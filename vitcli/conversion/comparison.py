@@ -372,11 +372,7 @@ def _seconds(run: Callable[[torch.Tensor], Any], images_BHWC: torch.Tensor) -> f
 def figures(seconds: dict[int, float]) -> dict[str, Any]:
     """Return latency and throughput from seconds of a batch, by its size."""
     best = max(seconds, key=lambda batch_size: batch_size / seconds[batch_size])
-    return {
-        "latency_ms": 1000 * seconds[1],
-        "images_per_s": best / seconds[best],
-        "batch_size": best,
-    }
+    return {"latency_ms": 1000 * seconds[1], "images_per_s": best / seconds[best], "batch_size": best}
 
 
 def speed_text(speed: dict[str, Any]) -> str:

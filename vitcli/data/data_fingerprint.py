@@ -37,12 +37,7 @@ class SplitContents:
 
 
 def contents_of(
-    splits: Sequence[Split],
-    *,
-    runtime: Runtime,
-    num_threads: int,
-    on_bad_image: str,
-    decode: bool,
+    splits: Sequence[Split], *, runtime: Runtime, num_threads: int, on_bad_image: str, decode: bool
 ) -> tuple[tuple[SplitContents, ...], list[str]]:
     """Check all images before the first step, not hours into the run, unless there are too many.
 

@@ -83,9 +83,7 @@ def parse(text: str, *, keys: Sequence[str]) -> Assertion:
     # The result will have the key.
     if key not in keys:
         raise VitError(
-            f"the result has no number {key!r}{nearest(key, keys)}",
-            where=where,
-            fix=_choices(keys),
+            f"the result has no number {key!r}{nearest(key, keys)}", where=where, fix=_choices(keys)
         )
     # No relation to NaN ever holds, and every number is less than infinity.
     try:

@@ -195,11 +195,7 @@ def choose(predictions: Predictions, split: Split) -> Multilabel:
 
 
 def results_of(
-    predictions: Predictions,
-    stored: Multilabel | None,
-    class_names: Sequence[str],
-    *,
-    fingerprint: str,
+    predictions: Predictions, stored: Multilabel | None, class_names: Sequence[str], *, fingerprint: str
 ) -> dict[str, Any]:
     """Return the keys of a result about several labels.
 

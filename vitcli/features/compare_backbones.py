@@ -304,10 +304,7 @@ def _scores(
 
 
 def _result(
-    backbones: Sequence[Backbone],
-    scores: Sequence[LeftOutScore],
-    best: LeftOutScore,
-    train: Split,
+    backbones: Sequence[Backbone], scores: Sequence[LeftOutScore], best: LeftOutScore, train: Split
 ) -> dict[str, Any]:
     """Return the object of --json, as far as it follows from the training images."""
     features = backbones[0].features

@@ -215,10 +215,7 @@ def write_results(
         write_run_predictions(folder.path, job.splits.eval, pixels, names, predictions, summary)
     records = read_jsonl(folder.path / run_folder.METRICS)
     curves = figures.training_curves(
-        records,
-        num_steps=job.plan.total_steps,
-        num_classes=job.start.arch.num_classes,
-        lr_at=job.lr_at,
+        records, num_steps=job.plan.total_steps, num_classes=job.start.arch.num_classes, lr_at=job.lr_at
     )
     for name, figure in curves.items():
         plots.save(folder.path / "figures" / f"{name}.png", figure)

@@ -151,9 +151,7 @@ def number_in(label: LabelText) -> float:
     if not abs(value) <= LARGEST_NUMBER:
         kind = f"a number of up to {LARGEST_NUMBER:g}" if math.isfinite(value) else "a finite number"
         raise DataError(
-            f"{label.text!r} is not {kind}",
-            where=label.place,
-            fix="write a number, or remove the row",
+            f"{label.text!r} is not {kind}", where=label.place, fix="write a number, or remove the row"
         )
     return value
 

@@ -182,11 +182,7 @@ class WiseFineTuning(Method):
 
 
 def choose(
-    score: Callable[[float], Metrics | None],
-    split: Split,
-    *,
-    facts: dict[str, Any],
-    diverged: str,
+    score: Callable[[float], Metrics | None], split: Split, *, facts: dict[str, Any], diverged: str
 ) -> Delivery:
     """Score every candidate and take the best; of equals the one nearest to the fine-tuned network.
 
