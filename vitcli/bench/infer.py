@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -179,23 +180,11 @@ def _measure(case: Case, runtime: Runtime, progress: Progress, options: BenchOpt
     next(outputs)
     step_s = time.perf_counter() - began_at
     steps = options.steps or steps_of_a_lap(step_s)
-    stream = Stream(
-        outputs,
-        device,
-        images_of=lambda output: len(output[1]),
-        settle=SETTLE,
-        per_lap=steps,
-        waits=batches,
-    )
-    sides = {"ours": stream.lap}
+    stream = partial(Stream, device=device, settle=SETTLE, per_lap=steps)
+    sides = {"ours": stream(outputs, images_of=lambda output: len(output[1]), waits=batches).lap}
     if options.compare:
-        sides["timm"] = built_late(
-            lambda: (
-                Stream(
-                    _timm_work(case, runtime, options), device, images_of=int, settle=SETTLE, per_lap=steps
-                ).lap
-            )
-        )
+        timm_work = partial(_timm_work, case, runtime, options)
+        sides["timm"] = built_late(lambda: stream(timm_work(), images_of=int).lap)
     what = f"{case.arch.name} at {case.arch.image_size[0]} px, {steps} batches of {batch_size}"
     bench.announce(progress, what, (steps + SETTLE) * step_s, len(sides))
     bench.take_turns(sides)

@@ -94,6 +94,8 @@ recipes = among(lambda recipe: [name for name, _ in recipe.available()])
 datasets = among(lambda recipe: ["demo", "vtab", *recipe.dataset_aliases()])
 class_maps = among(lambda recipe: recipe.catalog.class_maps())
 studies = among(lambda recipe: recipe.catalog.studies())
+layers = among(lambda _: ("all", "last"))
+devices = among(lambda _: ("cpu", "cuda", "mps"))
 
 
 def models(incomplete: str) -> list[str]:
@@ -109,16 +111,6 @@ def ckpts(incomplete: str) -> list[str]:
     """Complete "demo"; a shell completes files and run folders itself where it is offered nothing."""
     is_meant = incomplete and "demo".startswith(incomplete)
     return ["demo"] if is_meant and not glob.glob(f"{glob.escape(incomplete)}*") else []
-
-
-def layers(incomplete: str) -> list[str]:
-    """Complete the words of --layers."""
-    return [name for name in ("all", "last") if name.startswith(incomplete)]
-
-
-def devices(incomplete: str) -> list[str]:
-    """Complete the name of a device."""
-    return [name for name in ("cpu", "cuda", "mps") if name.startswith(incomplete)]
 
 
 def numbers(incomplete: str) -> list[str]:

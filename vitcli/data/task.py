@@ -12,10 +12,6 @@ class Task(Enum):
     MULTILABEL = "several labels per image"
     NUMBER = "a number per image"
 
-    def supports(self, feature: str) -> bool:
-        """Return whether a feature of FEATURES is for images, or weights, with such labels."""
-        return self in FEATURES[feature]
-
 
 # By option or command that needs them, the kinds of label that it is for.
 FEATURES = {
@@ -35,12 +31,12 @@ FEATURES = {
 def check_supports(
     feature: str, task: Task, *, name: str, fix: str = "leave it out", kind: type[VitError] = DataError
 ) -> None:
-    """Raise an error where a feature is not for such labels.
+    """Raise an error where a feature of FEATURES is not for such labels.
 
     Args:
         name: of the images or the weights that have them.
         kind: of the error.
     """
-    if not task.supports(feature):
+    if task not in FEATURES[feature]:
         kinds = " or ".join(each.value for each in FEATURES[feature])
         raise kind(f"{feature} is for {kinds}, and {name} has {task.value}", where=feature, fix=fix)

@@ -42,10 +42,8 @@ RESIZE = {
     ("bicubic", False): torch._C._nn.upsample_bicubic2d,
     ("bicubic", True): torch._C._nn._upsample_bicubic2d_aa,
 }
-IS_FAST_ON_BYTES = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") or platform.machine() in (
-    "aarch64",
-    "arm64",
-)
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+IS_FAST_ON_BYTES = CAPABILITY in ("AVX2", "AVX512") or platform.machine() in ("aarch64", "arm64")
 
 # Cached pixels are only read.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)

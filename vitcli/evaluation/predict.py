@@ -108,13 +108,7 @@ def _predict_parts(
 
     assert run.out and options.part_rows, "checked before"
     weights = network.weights
-    about = {
-        "command": "predict",
-        "ckpt": recipe.model.ckpt,
-        "model": network.arch.name,
-        "preprocessing": network.preprocessing.summary(),
-        "class_names_from": weights.imagenet or ("weights" if weights.class_names else None),
-    }
+    about = _about(network, recipe)
     asked = {key: value for key, value in recipe.asked.items() if key != "data.on_bad_image"}
     asked |= about | {"precision": network.settings.precision, "weights": digest_of(weights.state)}
     asked |= {"metadata": json.loads(json.dumps(weights.metadata)), "class_names": weights.class_names}
@@ -130,6 +124,17 @@ def _predict_parts(
     if not counts["num_examples"]:
         raise error_of(result)
     return result
+
+
+def _about(network: LoadedNetwork, recipe: Recipe) -> dict[str, Any]:
+    weights = network.weights
+    return {
+        "command": "predict",
+        "ckpt": recipe.model.ckpt,
+        "model": network.arch.name,
+        "preprocessing": network.preprocessing.summary(),
+        "class_names_from": weights.imagenet or ("weights" if weights.class_names else None),
+    }
 
 
 def check_output(run: RunSettings) -> None:
@@ -174,11 +179,7 @@ def predict_with(
     predictions = _predictions(replace(network, settings=settings), split, outputs_of, predicted, readers)
     unreadable = _unreadable(split, [row for row in range(len(split)) if row not in predictions])
     result = {
-        "command": "predict",
-        "ckpt": recipe.model.ckpt,
-        "model": arch.name,
-        "preprocessing": network.preprocessing.summary(),
-        "class_names_from": weights.imagenet or ("weights" if weights.class_names else None),
+        **_about(network, recipe),
         "predictions": [*predictions.values()],
         **(target.as_metadata() if target else {}),
         "num_skipped_images": len(unreadable),

@@ -29,15 +29,10 @@ def work_of(study: Study, options: RunOptions) -> StudyActions:
 
     # Data sets of the scoring are opened before the first run.
     def check() -> None:
+        keys = ("image_column", "label_column", "num_classes", "streaming")
+        given = {key: score.set[f"data.{key}"] for key in keys if f"data.{key}" in score.set}
         for name in score.dataset or ():
-            keys = score.set
-            choices = Choices(
-                image_column=keys.get("data.image_column"),
-                label_column=keys.get("data.label_column"),
-                num_classes=keys.get("data.num_classes"),
-                streaming=keys.get("data.streaming", False),
-            )
-            DataSet(name, choices)
+            DataSet(name, Choices(**given))
 
     def plan(recipe: Recipe) -> dict[str, Any]:
         return train(recipe, replace(options, dry_run=True, quiet=True))

@@ -86,8 +86,9 @@ def _of_label_studio(source: Path, names: Sequence[str]) -> Iterator[tuple[Seque
     """Yield the image here that a task is about, by its path or its name, and its choices."""
     by_base: dict[str, set[str]] = {}
     for name in names:
-        for base in {os.path.basename(name), _uploaded_name(name)}:
-            by_base.setdefault(base, set()).add(name)
+        base = os.path.basename(name)
+        for same in {base, re.sub(r"[^\w.-]", "", base.replace(" ", "_"))}:  # the latter once uploaded
+            by_base.setdefault(same, set()).add(name)
     try:
         for task in load_json(source):
             choices = {
@@ -117,10 +118,6 @@ def _match(path: str, names: Set[str], by_base: Mapping[str, Set[str]]) -> Seque
         return [whole]
     same = by_base.get(parts[-1]) or by_base.get(UPLOADED.sub("", parts[-1], count=1)) or ()
     return [*same] if len(same) == 1 else []
-
-
-def _uploaded_name(name: str) -> str:
-    return re.sub(r"[^\w.-]", "", os.path.basename(name).replace(" ", "_"))
 
 
 def _path_in(address: str) -> str:

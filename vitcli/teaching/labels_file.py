@@ -143,11 +143,8 @@ class LabelsFile:
 
     def _relative(self, name: str) -> str:
         """Return one spelling of a path; an absolute one starts from the folder of the file, too."""
-        return (
-            os.path.relpath(name, self.path.absolute().parent)
-            if os.path.isabs(name)
-            else os.path.normpath(name)
-        )
+        is_absolute = os.path.isabs(name)
+        return os.path.relpath(name, self.path.absolute().parent) if is_absolute else os.path.normpath(name)
 
     def _places(self, header: Sequence[str]) -> tuple[int, int]:
         """Return the places of the columns of files and labels."""

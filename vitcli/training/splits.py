@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -111,10 +112,9 @@ class RunData:
                 where="--dataset (recipe key data.dataset)",
                 fix="--dataset FOLDER, or demo",
             )
-        declared = (
-            declared_splits(settings.dataset, num_examples=settings.num_examples) if plan_only else None
-        )
-        return declared or self._opened(settings, recipe.train.seed, recipe.objective.loss)
+        if plan_only and (declared := declared_splits(settings.dataset, settings.num_examples)):
+            return declared
+        return self._opened(settings, recipe.train.seed, recipe.objective.loss)
 
     def _open(self, settings: Data, seed: int, loss: str) -> tuple[Split, Split]:
         needs_labels = loss != "masked_patch"  # for which any folder of images will do
@@ -130,7 +130,7 @@ class RunData:
         return self._open(data.model_copy(update=changes), 0, recipe.objective.loss)[1]
 
 
-def declared_splits(dataset: str, *, num_examples: int | None) -> tuple[Split, Split] | None:
+def declared_splits(dataset: str, num_examples: int | None) -> tuple[Split, Split] | None:
     """Return splits without rows, of the sizes in recipes/datasets.toml, to plan without the data.
 
     None if the data set is on this disk, or if its size is not declared.
@@ -227,10 +227,8 @@ def calibration_split(
     if choice is not None and len(choice) >= LEAST:
         return choice
     split = _scored_or_validation(recipe, scored, opened)
-    is_same = split is not None and (split.num_classes, split.class_names) == (
-        train.num_classes,
-        train.class_names,
-    )
+    classes_of = attrgetter("num_classes", "class_names")
+    is_same = split is not None and classes_of(split) == classes_of(train)
     return split if is_same and not split.is_large else choice
 
 
