@@ -1,5 +1,6 @@
 """Passes over a split: every row counts once, in evaluation mode, and no number is made up."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -204,10 +205,14 @@ def test_a_network_sees_whole_fours_of_images_of_which_the_last_may_be_blank():
 @pytest.mark.parametrize(("all_rows", "done"), [(False, [8, 10, 10]), (True, [4, 7, 10])])
 def test_progress_counts_undecodable_images_and_those_of_the_other_processes(all_rows, done):
     told = []
-    progress = SimpleNamespace(
-        begin=lambda *what: told.append(what), update=lambda count, text: told.append(count),
-        end=lambda: told.append("end"),
-    )  # fmt: skip
+
+    @contextmanager
+    def bar(*what):
+        told.append(what)
+        yield
+        told.append("end")
+
+    progress = SimpleNamespace(bar=bar, update=lambda count, text: told.append(count))
     joined = replace(settings(), runtime=SimpleNamespace(world_size=2), progress=progress)
     counts = ((4, 0), (1, 2), (3, 0))  # decoded, and not
     batches = [(SimpleNamespace(rows_B=[0] * rows, skipped=("",) * bad), None) for rows, bad in counts]

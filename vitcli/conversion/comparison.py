@@ -116,15 +116,12 @@ def outputs_of_all(
     )  # fmt: skip
     functions = [_outputs_by(network, split, exact) for network in networks]
     parts: list[list[Tensor]] = []
-    progress.begin(title, total=len(split))
-    try:
+    with progress.bar(title, len(split)):
         for batch in batches:
             if num_images := len(batch.rows_B):
                 labels_B = batch.labels_B if batch.labels_B.ndim == 1 else torch.full((num_images,), -1)
                 parts.append([*_of_batch(functions, batch), labels_B])
             progress.update(min(len(parts) * BATCH_SIZE, len(split)))
-    finally:
-        progress.end()
     if not parts:
         raise DataError("no image can be decoded", where=split.name, fix=f"name others: {option}")
     return [torch.cat(tensors) for tensors in zip(*parts, strict=True)]

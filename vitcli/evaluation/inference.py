@@ -452,14 +452,11 @@ def report_progress(
     """
     progress, num_processes = settings.progress, 1 if all_rows else settings.runtime.world_size
     started_at, done = time.perf_counter(), 0
-    progress.begin(title, total)
-    try:
+    with progress.bar(title, total):
         for batch, batch_outputs in outputs:
             yield batch, batch_outputs
             done = min(done + (len(batch.rows_B) + len(batch.skipped)) * num_processes, total)
             progress.update(done, f"{done / (time.perf_counter() - started_at):.0f} img/s")
-    finally:
-        progress.end()
 
 
 def by_row(

@@ -9,7 +9,7 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,7 @@ def compare_backbones(
             extractor = open_extractor(read_checkpoint(one, quiet=True), one, run, settings)
             backbones.append(_backbone(extractor, train, rows_N, images, layers=layers))
             if backbones[-1].features:
-                opened.callback(backbones[-1].features.close)
+                opened.callback(backbones[-1].features.store.close)
         if line := images.line():
             settings.progress.detail(line)
         runtime.shutdown()
@@ -287,9 +287,8 @@ def _scores(
 ) -> list[LeftOutScore]:
     """Score every combination of every checkpoint on the images that could be decoded."""
     of_each = [combinations(backbone.layout) for backbone in backbones]
-    progress.begin("fit", sum(map(len, of_each)))
     scores: list[LeftOutScore] = []
-    try:
+    with progress.bar("fit", sum(map(len, of_each))):
         for ckpt, (backbone, found) in enumerate(zip(backbones, of_each, strict=True)):
             features = backbone.features
             if not len(features.rows_N):
@@ -298,8 +297,6 @@ def _scores(
             for combination in found:
                 scores.append(score_of(features, combination, of_rows, ckpt=ckpt))
                 progress.update(len(scores))
-    finally:
-        progress.end()
     return scores
 
 
@@ -411,15 +408,13 @@ def _tested(
     network = replace(extractor.network, settings=settings)
     extractor = replace(extractor, network=network, layout=backbone.layout)
     tests = extract_layers(extractor, test, sampled_rows(len(test), MOST_ROWS))
-    try:
+    with closing(tests.store):
         of_rows = problem.part(np.isin(rows_N, backbone.features.rows_N))
         labels_T = test.read_labels()[tests.rows_N]
         hits_T = hits_on(best, backbone.features, of_rows, tests, labels_T)
         top1 = float(hits_T.mean())
         interval = interval_of(top1, len(hits_T))
         return {"split": test.name, "top1": top1, "interval": interval, "num_examples": len(hits_T)}
-    finally:
-        tests.close()
 
 
 def _write(out: Path, result: dict[str, Any]) -> dict[str, Any]:

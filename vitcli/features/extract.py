@@ -165,12 +165,10 @@ def features_of_rows(
     Of a process alone; without a row the features are of no width either.
     """
     computed = extract(extractor, split, rows_N, open_store, with_logits=False)
-    try:
+    with closing(computed.store):
         rows_N = rows_N[computed.store.has(rows_N)]
         features_ND = computed.store.read(rows_N)["features"] if len(rows_N) else np.zeros((0, 0))
         return rows_N, features_ND, computed
-    finally:
-        computed.store.close()
 
 
 def fill_store(

@@ -262,21 +262,13 @@ def _scores(
 ) -> dict[int, list[DrawScore]]:
     """Score every draw on the decodable rows of the test split."""
     fewshot, progress = extractor.recipe.fewshot, extractor.network.settings.progress
-    progress.begin("fit", sum(map(len, draws.values())))
+    how = {"classifier": fewshot.classifier, "l2": l2, "balance": fewshot.balance}
     try:
-        return features_draws.score_draws(
-            problem,
-            draws,
-            classifier=fewshot.classifier,
-            l2=l2,
-            balance=fewshot.balance,
-            on_draw=progress.update,
-        )
+        with progress.bar("fit", sum(map(len, draws.values()))):
+            return features_draws.score_draws(problem, draws, **how, on_draw=progress.update)
     except KeyboardInterrupt:
         kept = "; the same command reuses the features" if support.store.is_kept else ""
         raise Stopped(signal.SIGINT, f"stopped while fitting{kept}") from None
-    finally:
-        progress.end()
 
 
 def _forecast(

@@ -57,10 +57,8 @@ class LayerFeatures:
 
     def read(self, combination: Combination) -> np.ndarray:
         """Return the features of a combination, (N, D) float32."""
-        slices = self.layout.slices
-        of_pooling = {BOTH: (TOKEN, MEAN), FUSED: (TOKEN, MEAN)}.get(
-            combination.pooling, (combination.pooling,)
-        )
+        slices, pooling = self.layout.slices, combination.pooling
+        of_pooling = (TOKEN, MEAN) if pooling in (BOTH, FUSED) else (pooling,)
         names = [(name, layer) for layer in combination.layers for name in of_pooling]
         columns = np.concatenate([np.r_[slices[name]] for name in names if name in slices])
         features_ND = np.empty((len(self.rows_N), len(columns)), dtype=np.float32)
@@ -68,9 +66,6 @@ class LayerFeatures:
             rows = self.rows_N[first : first + ROWS_AT_ONCE]
             features_ND[first : first + len(rows)] = self.store.read(rows)["features"][:, columns]
         return features_ND
-
-    def close(self) -> None:
-        self.store.close()
 
 
 def combinations(layout: LayerLayout) -> list[Combination]:

@@ -11,7 +11,7 @@ width.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -137,21 +137,17 @@ def record_attention(model: nn.Module, record: Callable[[int, Tensor], None]) ->
 
     Fused attention never computes these weights, so it is off for these layers within the context.
     """
-    layers = attention_layers(model)
-    hooks = [
-        layer.attn_drop.register_forward_hook(lambda _, args, __, number=number: record(number, args[0]))
-        for number, layer in enumerate(layers)
-    ]
-    was_fused = {layer: layer.fused_attn for layer in layers if hasattr(layer, "fused_attn")}
-    try:
-        for layer in was_fused:
-            layer.fused_attn = False
+
+    def hook_of(number: int) -> Callable[..., None]:
+        return lambda module, inputs, output: record(number, inputs[0])
+
+    with ExitStack() as undone:
+        for number, layer in enumerate(attention_layers(model)):
+            undone.enter_context(layer.attn_drop.register_forward_hook(hook_of(number)))
+            if hasattr(layer, "fused_attn"):
+                undone.callback(setattr, layer, "fused_attn", layer.fused_attn)
+                layer.fused_attn = False
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for layer, fused in was_fused.items():
-            layer.fused_attn = fused
 
 
 @dataclass(frozen=True)

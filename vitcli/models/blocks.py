@@ -7,7 +7,7 @@ B batch, T tokens, D hidden width, H features that the head reads, O values of a
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -156,13 +156,11 @@ def reading(model: nn.Module, layers: Sequence[int], read: Callable[[int, Tensor
     def hook_of(layer: int) -> Callable[..., None]:
         return lambda module, inputs, tokens_BTD: read(layer, tokens_BTD)
 
-    blocks = {layer: model.get_submodule(f"blocks.{layer - 1}") for layer in layers}
-    hooks = [block.register_forward_hook(hook_of(layer)) for layer, block in blocks.items()]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            block = model.get_submodule(f"blocks.{layer - 1}")
+            hooks.enter_context(block.register_forward_hook(hook_of(layer)))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _noise(model: nn.Module, image_size: tuple[int, int]) -> Tensor:

@@ -4,7 +4,7 @@ B batch, T tokens, D features, K classes, A heads, E width of a head.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -41,16 +41,10 @@ def outputs(model: TimmNetwork, images_BCHW: Tensor, *, layer: str, with_logits:
             there is one; "token" for the class token or "gap" for the mean of the patch tokens, both after
             the last norm; "one_layer" for "pre_logits", of a head that reads several layers for "token".
     """
-    if layer == "gap":  # all tokens
-        return _outputs(model, images_BCHW, layer, with_logits)
-    with class_token_alone(model):
-        return _outputs(model, images_BCHW, layer, with_logits)
-
-
-def _outputs(model: TimmNetwork, images_BCHW: Tensor, layer: str, with_logits: bool) -> Tensor:
-    encoded = model.forward_features(images_BCHW)
-    features_BD = features_at(model, encoded, layer)
-    return torch.cat([features_BD, model.forward_head(encoded)], dim=1) if with_logits else features_BD
+    with nullcontext() if layer == "gap" else class_token_alone(model):  # the first reads all tokens
+        encoded = model.forward_features(images_BCHW)
+        features_BD = features_at(model, encoded, layer)
+        return torch.cat([features_BD, model.forward_head(encoded)], dim=1) if with_logits else features_BD
 
 
 @contextmanager

@@ -7,7 +7,8 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from vitcli.output.text import NO_LIMIT, plain
 
@@ -68,6 +69,15 @@ class Progress:
         """Print one line, once, for those who asked to see everything (--verbose)."""
         if self.is_verbose:
             self.note_once(text)
+
+    @contextmanager
+    def bar(self, title: str, total: int) -> Iterator[None]:
+        """Show a bar of `total` units within the block."""
+        self.begin(title, total)
+        try:
+            yield
+        finally:
+            self.end()
 
     def begin(self, title: str, total: int, done: int = 0) -> None:
         """Start a bar of `total` units, `done` of which an earlier call has completed."""

@@ -213,9 +213,8 @@ def near_copies(images: Split, progress: Progress, num_threads: int | None) -> n
     store = open_cached({"hashes": 1, "data": images.fingerprint, "num_examples": len(images)}, len(images))
     is_there_N = store.has(np.arange(len(images)))
     if len(missing_N := np.flatnonzero(~is_there_N)):
-        progress.begin("near copies", len(missing_N))
-        hashes = hash_images(images.rows(missing_N), num_threads=num_threads, progress=progress.update)
-        progress.end()
+        with progress.bar("near copies", len(missing_N)):
+            hashes = hash_images(images.rows(missing_N), num_threads=num_threads, progress=progress.update)
         missing_N, looks_N1 = missing_N[hashes.rows_N], hashes.looks_N.view(np.int64)[:, None]
         store.append(missing_N, looks_N1, np.zeros((len(missing_N), 1), np.float32), num_logits=0)
         is_there_N[missing_N] = True

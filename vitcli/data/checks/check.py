@@ -87,9 +87,8 @@ def check(
 
 def _examined(part: NamedSplit, options: CheckOptions, progress: Progress) -> ExaminedSplit:
     """Read all images of a split, and its labels."""
-    progress.begin(f"reading {part.split.name}", len(part.split))
-    hashes = hash_images(part.split, num_threads=options.num_threads, progress=progress.update)
-    progress.end()
+    with progress.bar(f"reading {part.split.name}", len(part.split)):
+        hashes = hash_images(part.split, num_threads=options.num_threads, progress=progress.update)
     return ExaminedSplit(*part, hashes, *read_labels(part.data, part.name, len(part.split)))
 
 

@@ -8,7 +8,7 @@ import gc
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -214,14 +214,11 @@ class ManyRuns:
         return SharedWork(cells, self.path, self.shared.runtime, self.shared.progress, on_done).run()
 
     def _write(self, summary: dict[str, Any], delivered: dict[str, Any]) -> None:
-        folder = RunFolder(self.path)
-        try:
+        with closing(RunFolder(self.path)) as folder:
             folder.rewind_metrics(0)
             for record in self._metrics:
                 folder.log(record)
             write_sweep_results(folder, recipes.to_toml(self.recipe), summary, delivered)
-        finally:
-            folder.close()
 
 
 def _finished_trial(path: Path, recipe: Recipe) -> dict[str, Any] | None:
