@@ -512,7 +512,10 @@ OF_SCREENS = {
         "vitcli/distributed/launch.py",
         "tests/distributed/test_launch.py::test_what_may_not_be_interrupted_ignores_sigterm_and_no_longer",
     ): {
-        "SIGTERM is ignored for good": ("        signal.signal(signal.SIGTERM, handler)\n", "        pass\n"),
+        "SIGTERM is ignored for good": (
+            "restored.callback(signal.signal, number, signal.signal(number, handler))",
+            "signal.signal(number, handler)",
+        ),
     },
     (
         "vitcli/distributed/launch.py",
@@ -608,8 +611,8 @@ OF_SCREENS = {
         "tests/distributed/test_runtime.py::test_a_signal_ends_a_process_that_waits_for_others_unless_it_is_ignored",
     ): {
         "an ignored signal ends a process that waits": (
-            ("        if handler is not signal.SIG_IGN:\n            signal.signal(number, signal.SIG_DFL)"),
-            "        signal.signal(number, signal.SIG_DFL)",
+            " if signal.getsignal(number) is not signal.SIG_IGN]",
+            "]",
         ),
     },
     (

@@ -284,7 +284,7 @@ def test_a_process_whose_launcher_is_gone_ends_as_one_that_was_asked_to(environ,
 def test_what_may_not_be_interrupted_ignores_sigterm_and_no_longer():
     before = signal.getsignal(signal.SIGTERM)
 
-    with launch.sigterm_ignored():
+    with launch.handling({signal.SIGTERM: signal.SIG_IGN}):
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGTERM) is before
 

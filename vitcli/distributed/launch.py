@@ -15,8 +15,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -118,16 +118,13 @@ def end_with_the_launcher() -> None:
 
 
 @contextmanager
-def sigterm_ignored() -> Iterator[None]:
-    """Finish what is inside the block; SIGKILL follows where a launcher does not wait so long."""
-    if threading.current_thread() is not threading.main_thread():
+def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
+    """Handle signals by these handlers inside the block; Python lets the main thread alone do so."""
+    is_main = threading.current_thread() is threading.main_thread()
+    with ExitStack() as restored:
+        for number, handler in handlers.items() if is_main else ():
+            restored.callback(signal.signal, number, signal.signal(number, handler))
         yield
-        return
-    handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, handler)
 
 
 _place = "the start"

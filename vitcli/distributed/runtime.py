@@ -8,10 +8,9 @@ import os
 import signal
 import socket
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import takewhile
@@ -221,22 +220,12 @@ def start(precision: str, *, exact: bool = False, stall_minutes: float = STALL_M
     return Runtime(accelerator, precision, scaler, control, stall_timeout, tuple(notes), hardware, cores)
 
 
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def _ended_by_signals() -> AbstractContextManager[None]:
     """Let a signal end this process while it waits for the others, in C, where Python handles none."""
     is_alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
-    if is_alone or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number, handler in handlers.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    numbers = () if is_alone else (signal.SIGTERM, signal.SIGINT)
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    return launch.handling(dict.fromkeys(heard, signal.SIG_DFL))
 
 
 def _of_all(value: Any, control: Any, world_size: int) -> list[Any]:

@@ -9,7 +9,7 @@ B batch, N patches, T tokens, D hidden width.
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -89,11 +89,8 @@ def _add_positions(
 def _instead_of_its_own(model: nn.Module, instead: dict[str, Any]) -> Iterator[None]:
     """Let timm's method read another table and another module; the order of the parameters stays."""
     places: dict[str, dict[str, Any]] = {"pos_embed": model._parameters, "rope": model._modules}
-    own = {name: places[name][name] for name in instead}
-    for name, value in instead.items():
-        places[name][name] = value
-    try:
-        yield
-    finally:
-        for name, value in own.items():
+    with ExitStack() as restored:
+        for name, value in instead.items():
+            restored.callback(places[name].__setitem__, name, places[name][name])
             places[name][name] = value
+        yield

@@ -178,10 +178,8 @@ class _Attention(torch.autograd.Function):
         buffer_GTS, grad_logits_GTS = (_empty_weights(q_GTE, k_GSE, groups[0].stop) for _ in range(2))
         for group in groups:
             part = slice(0, group.stop - group.start)
-            q, k, v, grad, grad_logits = (
-                *(x[group] for x in (q_GTE, k_GSE, v_GSV, grad_GTV)),
-                grad_logits_GTS[part],
-            )
+            q, k, v, grad = (x[group] for x in (q_GTE, k_GSE, v_GSV, grad_GTV))
+            grad_logits = grad_logits_GTS[part]
             weights = buffer_GTS[part] if kept_GTS is None else kept_GTS[group]
             if kept_GTS is None:
                 _softmax_of_logits(q, k, ctx.scale, out=weights)

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -163,13 +163,10 @@ def _submitit(place: str) -> Any:
 @contextmanager
 def _apart() -> Iterator[None]:
     """Keep this command's terminal or pipe from local workers: a reader would wait for their end."""
-    with open(os.devnull, "r+b") as null:
-        kept = [os.dup(number) for number in range(3)]
+    with open(os.devnull, "r+b") as null, ExitStack() as restored:
         for number in range(3):
+            kept = os.dup(number)
+            restored.callback(os.close, kept)
+            restored.callback(os.dup2, kept, number)
             os.dup2(null.fileno(), number)
-        try:
-            yield
-        finally:
-            for number, handle in enumerate(kept):
-                os.dup2(handle, number)
-                os.close(handle)
+        yield

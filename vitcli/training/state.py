@@ -1,6 +1,7 @@
 """The state that training changes: built for a job, resumed from and saved to checkpoints."""
 
 import math
+import signal
 import time
 from concurrent.futures import Future
 from contextlib import suppress
@@ -302,10 +303,10 @@ class Saver:
         return self
 
     def __exit__(self, *_) -> None:
-        # Let a save in progress end, also when the launcher stops this process because another one failed.
-        # The run has ended or failed; an error of this save is not the news.
+        # Let a save in progress end, also when the launcher stops this process because another one failed:
+        # SIGKILL follows where it does not wait so long. After a run an error of this save is not the news.
         if self._writing is not None:
-            with launch.sigterm_ignored(), suppress(Exception):
+            with launch.handling({signal.SIGTERM: signal.SIG_IGN}), suppress(Exception):
                 self._writing.result()
 
     def is_due(self) -> bool:

@@ -12,7 +12,7 @@ What is evaluated and published has the correction added, so it is a network of 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import MethodType, ModuleType
 
 import torch
@@ -148,20 +148,17 @@ def adapters_merged(model: nn.Module) -> Iterator[None]:
     Its forward pass is then the published network's to the bit, and the weights have their own bits after it.
     """
     adapted = [(name, layer) for name, layer in model.named_modules() if hasattr(layer, "lora_scale")]
-    before = []
-    try:
+    with ExitStack() as undone:
         for name, layer in adapted:
-            linear, (parent, _, leaf) = layer.base_layer, name.rpartition(".")
-            before.append((model.get_submodule(parent), leaf, layer, linear.weight.data))
+            linear, (place, _, leaf) = layer.base_layer, name.rpartition(".")
+            parent = model.get_submodule(place)
+            undone.callback(setattr, parent, leaf, layer)
+            undone.callback(setattr, linear.weight, "data", linear.weight.data)
             factors = (layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight)
             with torch.no_grad():
                 linear.weight.data = merged_weight(linear.weight, *factors, layer.lora_scale)
-            setattr(before[-1][0], leaf, linear)
+            setattr(parent, leaf, linear)
         yield
-    finally:
-        for parent, leaf, layer, weight in before:
-            layer.base_layer.weight.data = weight
-            setattr(parent, leaf, layer)
 
 
 def _peft() -> ModuleType:
