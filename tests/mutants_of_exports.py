@@ -58,6 +58,11 @@ OF_EXPORTS = {
             "is_free_N = ~np.isin(digests_of(split), digests_of(judged))",
             "is_free_N = np.ones(len(split), dtype=bool)",
         ),
+        "images that were trained on judge": ("if trained_on is None:", "if True:"),
+        "a table is read as other data": (
+            "if of_run and run_folder.is_data_of(of_run, dataset):",
+            "if False:",
+        ),
         "damaged images are found after the search": (
             "range(0 if images.are_held_out else len(images.split))",
             "range(0)",

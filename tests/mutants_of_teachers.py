@@ -75,6 +75,19 @@ OF_TEACHERS = {
     },
     ("vitcli/training/splits.py", "tests/training/methods/test_distillation.py"): {
         "images that are held out are trained on": ("if is_held_N.any():", "if False:"),
+        "images to calibrate by are trained on": (
+            "(scored, choice, dev, calibration)",
+            "(scored, choice, dev)",
+        ),
+    },
+    ("vitcli/training/run.py", "tests/training/many_runs/test_students.py"): {
+        "what a teacher was trained on is not seen": (
+            "if of_teachers is not None and is_known:",
+            "if False:",
+        ),
+    },
+    ("vitcli/output/run_folder.py", "tests/training/many_runs/test_students.py"): {
+        "a teacher is looked for in this folder": ("_where_it_is(name, then)[0] for name", "name for name"),
     },
     ("vitcli/training/teacher.py", "tests/weights/test_licences.py"): {
         "a student has the licence of its start alone": (
@@ -106,6 +119,10 @@ OF_TEACHERS = {
         "both students have the teacher": (
             'with_teacher.model_copy(update={"distill": None})',
             "with_teacher",
+        ),
+        "images that are not there are found missing after the baseline": (
+            "with_unlabelled(train, self.recipe.distill.images or (), ())",
+            "with_unlabelled(train, (), ())",
         ),
         "the dev split is trained on": ('"data.hold_out_dev": True', '"data.hold_out_dev": False'),
     },

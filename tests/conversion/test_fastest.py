@@ -23,7 +23,7 @@ from vitcli.conversion.fastest import FastestSearch, TriedFile, Variation
 from vitcli.data.dataset import DataSet
 from vitcli.data.image_files import find_images
 from vitcli.data.seen_images import SeenImages, digests_of
-from vitcli.errors import CheckFailed, VitError, WeightsError
+from vitcli.errors import CheckFailed, DataError, VitError, WeightsError
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress
 from vitcli.weights import onnx
@@ -236,6 +236,7 @@ def test_candidates_are_made_of_sizes_that_patches_divide_and_of_precisions_that
     [
         (("--budget", "10"), "invalid latency '10': use 10ms or 0.5s"),
         (("--budget", "0ms"), "invalid latency"),
+        (("--budget", ""), "invalid latency ''"),
         (("--precision", "int8"), "--fastest chooses the file: leave --precision out"),
         (("--res", "160"), "leave --res out"),
         (("--no-head",), "leave --no-head out"),
@@ -295,6 +296,33 @@ def test_images_of_the_verdict_are_not_compared_on_first(photos):
     assert error.value.where == "--fastest" and "--calibrate FOLDER" in error.value.fix
 
 
+def test_images_that_the_weights_were_trained_on_judge_nothing(trained, photos, tmp_path):
+    weights = read_weights(str(trained))
+    with pytest.raises(DataError, match="was trained on all images of"):
+        images.open_labelled(str(photos), "train", weights)
+    both = shutil.copytree(photos / "test", tmp_path / "both")
+    shutil.copy(photos / "train/red/03.png", both / "red/seen.png")
+    split = images.open_labelled(str(both), "train", weights)
+    assert len(split) == 10 and "1 of these 11 images was trained on" in split.notes[0]
+
+
+def test_a_table_of_the_run_is_read_as_the_run_did(trained, photos, tmp_path):
+    copied = shutil.copytree(photos / "test", tmp_path / "images")
+    rows = [f"{path.relative_to(tmp_path)},{path.parent.name}" for path in sorted(copied.glob("*/*.png"))]
+    for name in ("own.csv", "other.csv"):
+        (tmp_path / name).write_text("\n".join(["image,kind", *rows]))
+    folder = shutil.copytree(trained, tmp_path / "run")
+    recipe = (folder / "recipe.toml").read_text().replace(str(photos), str(tmp_path / "own.csv"))
+    (folder / "recipe.toml").write_text(recipe.replace("[data]", '[data]\nlabel_column = "kind"'))
+    (folder / "environment.json").unlink()
+    weights = read_weights(str(folder))
+
+    assert len(images.open_labelled(str(tmp_path / "own.csv"), "auto", weights)) == 10
+    with pytest.raises(DataError, match="no column of labels") as error:
+        images.open_labelled(str(tmp_path / "other.csv"), "auto", weights)
+    assert error.value.fix == "call it label"  # an export takes no recipe keys
+
+
 def test_with_students_each_of_the_two_sequences_has_half_of_the_error():
     assert [round(fastest.quantile(has_students), 4) for has_students in (False, True)] == [1.6449, 1.96]
 
@@ -330,7 +358,7 @@ def test_students_beside_a_run_are_those_whose_recipe_names_it(tmp_path, monkeyp
     def recipe_of(folder):
         if folder.name == "locked":
             raise PermissionError(folder)
-        return SimpleNamespace(distill=SimpleNamespace(teacher=teachers.get(folder.name, ()))), True
+        return SimpleNamespace(teachers=teachers.get(folder.name, ())), True
 
     monkeypatch.setattr(run_folder, "recipe_of", recipe_of)
     monkeypatch.chdir(tmp_path)

@@ -251,6 +251,7 @@ def _compared(export: Export, read_back: nn.Module, progress: Progress) -> dict[
         verdict = comparison.judge(*outputs, max_drop=options.max_drop)
         if not verdict.is_accepted:
             raise comparison.refuse(verdict)
+        facts["notes"] += gate.notes
         facts["gate"] = {"dataset": options.gate, "split": gate.name, **verdict.as_json()}
     return facts
 

@@ -326,7 +326,7 @@ def fastest(
         prepared = search.prepared(kept.candidate, images)
         facts = export.finish(prepared, kept.path, out, progress)
         facts |= {
-            "notes": [],
+            "notes": list(judged.notes),
             "gate": {"dataset": options.gate, "split": judged.name, **verdict},
             "candidates": rows,
             "figure": str(Path(out).with_name(figure.name)),
@@ -406,7 +406,7 @@ def _students(
         try:
             student = read_weights(ckpt, quiet=progress.is_silent)
             _check_classes(student, weights)
-            _check_unseen(student, judged)
+            _check_unseen(student, judged, progress)
         except VitError as error:
             if ckpt in named:
                 raise
@@ -428,8 +428,11 @@ def _check_classes(student: Weights, weights: Weights) -> None:
         )
 
 
-def _check_unseen(student: Weights, judged: Split) -> None:
-    if num_seen := SeenImages.of(student.metadata).num_trained_on(judged):
+def _check_unseen(student: Weights, judged: Split, progress: Progress) -> None:
+    num_seen = SeenImages.of(student.metadata).num_trained_on(judged)
+    if num_seen is None:
+        progress.note(f"note: whether {student.source} was trained on evaluation images is not known")
+    elif num_seen:
         raise WeightsError(
             f"{student.source} was trained on {num_seen:,} of the {len(judged):,} evaluation images",
             where="--student, --gate",
@@ -447,8 +450,7 @@ def _distilled_from(ckpt: str) -> list[Path]:
             with suppress(OSError, VitError):  # so may this one, or its recipe is of another version
                 if not (other / run_folder.RECIPE).is_file() or not (other / run_folder.WEIGHTS).is_file():
                     continue
-                distill = run_folder.recipe_of(other)[0].distill
-                teachers = (distill and distill.teacher) or ()
+                teachers = run_folder.recipe_of(other)[0].teachers
                 if any((run_folder.folder_of(name) or Path(name)).resolve() == folder.resolve()
                        for name in teachers):  # fmt: skip
                     students.append(other)

@@ -1,7 +1,7 @@
 """The images of an export: those that it is compared on, a gate's, and those that give int8 its scales."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from vitcli.data import dataset, demo, loader
 from vitcli.data.classes import match_class_names
 from vitcli.data.dataset import DataSet
 from vitcli.data.image_files import find_images
-from vitcli.data.seen_images import digests_of
+from vitcli.data.seen_images import SeenImages, digests_of, never_trained_on
 from vitcli.data.split import Split
 from vitcli.data.task import check_supports
 from vitcli.errors import DataError, VitError
@@ -21,7 +21,8 @@ from vitcli.evaluation.setup import open_eval_split
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress
 from vitcli.output.text import count_of
-from vitcli.recipe import load_for_inference
+from vitcli.recipe import Recipe, load_for_inference
+from vitcli.recipe.reading import HOW_TO_READ, reading_keys
 from vitcli.weights.io import Weights
 from vitcli.weights.production.program import ProgramForm
 
@@ -104,8 +105,16 @@ def open_labelled(dataset: str, split: str, weights: Weights) -> Split:
     """
     _check_has_accuracy(weights, "--gate")
     keys = {"model.ckpt": weights.source, "data.dataset": dataset}
+    of_run = _recipe_of_run(weights)
+    if of_run and run_folder.is_data_of(of_run, dataset):
+        keys |= reading_keys(of_run.data, HOW_TO_READ)
     recipe = load_for_inference(None, (), keys, command="evaluate")
-    return _in_order_of_classes(open_eval_split(recipe, split, weights), weights)
+    try:
+        opened = open_eval_split(recipe, split, weights)
+    except DataError as error:
+        error.fix = error.fix.replace("--set data.label_column=NAME, or ", "")  # an export takes no keys
+        raise
+    return _to_judge(opened, weights, "--gate, --split")
 
 
 def _check_has_accuracy(weights: Weights, option: str) -> None:
@@ -122,20 +131,42 @@ def _open_held_out(weights: Weights) -> Split | None:
     Raises:
         VitError: they cannot be read, or have other classes.
     """
-    folder = run_folder.folder_of(weights.source)
-    recipe, is_there = run_folder.recipe_of(folder) if folder else (None, False)
-    name = recipe.data.dataset if is_there else None
+    recipe = _recipe_of_run(weights)
+    name = recipe and recipe.data.dataset
     if not name or not (name in demo.SETS or Path(name).exists()):
         return None
     has_head = weights.architecture.num_classes > 0
     opened = open_eval_split(recipe, "auto", weights, needs_labels=has_head)
     has_classes = has_head and not (opened.has_numbers or opened.is_multilabel)
-    return _in_order_of_classes(opened, weights) if has_classes else opened
+    return _to_judge(opened, weights, "the run of CKPT") if has_classes else opened
 
 
-def _in_order_of_classes(split: Split, weights: Weights) -> Split:
+def _recipe_of_run(weights: Weights) -> Recipe | None:
+    """Return the recipe of the run that the weights are of; None if there is none, or its data are gone."""
+    folder = run_folder.folder_of(weights.source)
+    recipe, is_there = run_folder.recipe_of(folder) if folder else (None, False)
+    return recipe if is_there else None
+
+
+def _to_judge(split: Split, weights: Weights, option: str) -> Split:
+    """Return the images that the weights were not trained on, with labels in the order of their classes.
+
+    Raises:
+        DataError: they were trained on all, or have other classes.
+    """
     num_classes = weights.architecture.num_classes
-    return match_class_names(split, weights.class_names, num_classes=num_classes, ckpt=weights.source)[0]
+    split, _ = match_class_names(split, weights.class_names, num_classes=num_classes, ckpt=weights.source)
+    trained_on = SeenImages.of(weights.metadata).ever_trained_on
+    if trained_on is None:
+        return split
+    unseen = never_trained_on(replace(split, notes=()), trained_on, is_held_out=True)
+    if not len(unseen):
+        raise DataError(
+            f"{weights.source} was trained on all images of {split.name}",
+            where=option,
+            fix="--gate DATA names images that it was not trained on",
+        )
+    return unseen
 
 
 def open_for_scales(weights: Weights, given: Sequence[str], judged: Split | None) -> Split:
@@ -176,9 +207,8 @@ def without(split: Split, judged: Split, most: int) -> Split:
 def _open_training(weights: Weights, given: Sequence[str], purpose: str, option: str) -> Split:
     if given:
         return find_images(given, where="--calibrate")
-    folder = run_folder.folder_of(weights.source)
-    recipe, is_there = run_folder.recipe_of(folder) if folder else (None, False)
-    if not is_there or not recipe.data.dataset:
+    recipe = _recipe_of_run(weights)
+    if not recipe or not recipe.data.dataset:
         raise VitError(
             f"{purpose} needs images, and the training images of these weights are not here",
             where=option,

@@ -126,7 +126,7 @@ def record(
     Args:
         chosen_by: images that the run chose its weights by; as those that were trained on, they are no
             honest test any more.
-        before: of the weights that the run started from; None for fresh ones.
+        before: of the weights that the run started from, and of its teachers; None for fresh ones.
         rank, world_size: each process reads its part of the images.
         concatenated: joins the lists of all processes in the order of their ranks.
     """
@@ -270,7 +270,7 @@ def _noting_seen(part: Split, seen: SeenImages, digests_N: np.ndarray | None) ->
     notes = []
     reasons = (
         (seen.trained_on, "are exact copies of training images"),
-        (seen.trained_before, "were trained on by an earlier run, whose weights this one started from"),
+        (seen.trained_before, "were trained on by an earlier run, which this one started or learned from"),
     )
     for trained_on, reason in reasons:
         if count := _num_known(digests_N, trained_on):

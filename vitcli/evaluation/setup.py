@@ -154,9 +154,10 @@ def settle_pixels(recipe: Recipe, command: str, *, quiet: bool = False) -> Recip
 
 
 def starts_of(recipe: Recipe) -> tuple[Start, ...]:
-    """Return the checkpoints that the runs of a recipe start from, each with the name of its network."""
+    """Return what the runs of a recipe start from and learn from, each with the name of its network."""
     models = dict.fromkeys((trial.model.ckpt, trial.model.name) for _, trial in recipes.trials(recipe))
-    return tuple((ckpt, name) for ckpt, name in models if ckpt not in (None, FRESH))
+    starts = tuple((ckpt, name) for ckpt, name in models if ckpt not in (None, FRESH))
+    return starts + tuple((teacher, None) for teacher in recipe.teachers)
 
 
 def trained_on_by(starts: Sequence[Start], *, quiet: bool) -> np.ndarray | None:

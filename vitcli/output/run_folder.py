@@ -31,7 +31,7 @@ from vitcli.recipe import Recipe
 METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.json", "recipe.toml"
 PLAN, ENVIRONMENT = "plan.json", "environment.json"
 TRACKING = "tracking.json"  # how far a tracker has been sent the metrics
-DATASET_PATH, CKPT_PATH = "dataset_path", "ckpt_path"  # in environment.json, of what is local
+DATASET_PATH, CKPT_PATH, TEACHER_PATHS = "dataset_path", "ckpt_path", "teacher_paths"  # in environment.json
 # Keys that a run may be resumed with other values of: no weight and no result depends on them.
 OF_NO_RESULT = {"data.cache": "auto", "train.log_every": 1, "train.save_every": 0, "train.save_minutes": None,
                 "train.keep_checkpoints": 1, "train.milestone_every": 0, "train.stall_minutes": 10.0,
@@ -207,7 +207,8 @@ def write_origin(folder: RunFolder, recipe: Recipe, arguments: Sequence[str]) ->
 
 def _origin(recipe: Recipe, arguments: Sequence[str]) -> dict[str, Any]:
     paths = {DATASET_PATH: _path_of(recipe.data.dataset), CKPT_PATH: _path_of(recipe.model.ckpt)}
-    return environment(arguments) | paths
+    of_teachers = {TEACHER_PATHS: [_path_of(name) for name in recipe.teachers]} if recipe.teachers else {}
+    return environment(arguments) | paths | of_teachers
 
 
 def new_folder(command: str, dataset: str, model: str) -> Path:
@@ -343,9 +344,12 @@ def recipe_of(folder: Path) -> tuple[Recipe, bool]:
     environment = read_json(folder / ENVIRONMENT) or {}
     ckpt, _ = _where_it_is(recipe.model.ckpt, environment.get(CKPT_PATH))
     dataset, is_there = _where_it_is(recipe.data.dataset, environment.get(DATASET_PATH))
-    data, model = recipe.data, recipe.model
+    data, model, distill = recipe.data, recipe.model, recipe.distill
     data, model = data.model_copy(update={"dataset": dataset}), model.model_copy(update={"ckpt": ckpt})
-    return recipe.model_copy(update={"data": data, "model": model}), is_there
+    if distill and (paths := environment.get(TEACHER_PATHS)):
+        teachers = [_where_it_is(name, then)[0] for name, then in zip(recipe.teachers, paths, strict=False)]
+        distill = distill.model_copy(update={"teacher": tuple(teachers)})
+    return recipe.model_copy(update={"data": data, "model": model, "distill": distill}), is_there
 
 
 def recipe_with_data(folder: Path) -> Recipe:

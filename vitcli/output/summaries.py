@@ -217,8 +217,9 @@ class TrainingSummary(ResultSummary, Scores):
         choices, chosen: values by recipe key; of each trial its scores on the dev split, too.
         intervals: 95 % intervals of the accuracies over the images; of several runs, that of one with their
             mean.
-        num_held_out_seen, num_choice_seen: images to report on and of the dev split that the checkpoint it
-            started from was trained on.
+        num_held_out_seen: images to report on that the checkpoint it started from, or a teacher, was
+            trained on.
+        num_choice_seen: images of the dev split that the checkpoint it started from was trained on.
         eval_precision: of the scores, where it is not fp32.
         folds: where the scores are those of models that have not seen the images.
         target: of a regression.

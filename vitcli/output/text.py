@@ -247,7 +247,8 @@ def students_text(record: dict[str, Any]) -> str:
     """Return which of distilled student and baseline is delivered, and by which scores."""
     distilled, baseline = record["distilled"], record["baseline"]
     images = count_of(record["num_dev_examples"], "dev image")
-    seen = f", {record['num_dev_seen']} of them seen by its start" if record["num_dev_seen"] else ""
+    count = record["num_dev_seen"]
+    seen = f", {count} of them seen by its start or its teacher" if count else ""
     scores = (
         f"{percent(distilled['dev_top1'])} distilled, {percent(baseline['dev_top1'])} baseline on {images}"
     )
@@ -334,7 +335,8 @@ def seen_notes(result: dict[str, Any]) -> list[str]:
     notes, count = [], result.get("num_eval_examples")
     if seen := result.get("num_held_out_seen"):
         of = f"{seen:,} of {count_of(count, 'held-out image')} had been" if count else f"{seen:,} had been"
-        notes.append(f"{of} trained on by the checkpoint that the run started from: its accuracy is too high")
+        by = "weights that the run started or learned from"
+        notes.append(f"{of} trained on by {by}: its accuracy is too high")
     if seen := result.get("num_choice_seen"):
         notes.append(
             f"{count_of(seen, 'image')} of the dev split had been trained on by the checkpoint already"

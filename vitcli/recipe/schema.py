@@ -446,6 +446,11 @@ class Recipe(Section):
         return self._choices
 
     @property
+    def teachers(self) -> tuple[str, ...]:
+        """The checkpoints and .onnx files that a student learns from."""
+        return (self.distill and self.distill.teacher) or ()
+
+    @property
     def name(self) -> str:
         """The name or path that it was loaded by; "" for a recipe that was made otherwise."""
         return self._name

@@ -444,7 +444,7 @@ def _contradictions_of_a_teacher(values: Mapping[str, Any]) -> Iterator[tuple[st
     repeats = [name for name in ("train.runs", "train.folds") if values.get(name, 0) not in (0, 1)]
     if repeats:
         what = f"distill.compare makes two runs, and {repeats[0]} is {values[repeats[0]]}"
-        yield "distill.compare", what, f"set distill.compare to false, or leave {repeats[0]} out"
+        yield repeats[0], what, f"set distill.compare to false, or leave {repeats[0]} out"
     if not values.get("data.dev_fraction"):
         what = "distill.compare needs a dev split, and data.dev_fraction is 0"
         yield "distill.compare", what, "set data.dev_fraction above 0, or distill.compare to false"

@@ -139,7 +139,8 @@ def _num_for_folds(job: TrainingJob, num_skipped: int) -> int | None:
     """Return how many images folds would score, None where they cannot be made or are what was made."""
     recipe = job.recipe
     names_others = recipe.data.eval_split != "auto"  # images of its own to score, or a fold
-    if job.command != "finetune" or names_others or recipe.objective.loss == "regression":
+    has_folds = job.command == "finetune" and recipe.objective.loss != "regression" and not recipe.teachers
+    if names_others or not has_folds:
         return None
     parts = [job.splits.train, job.splits.choice, job.splits.eval if job.splits.eval.dev_cut else None]
     return sum(len(part) for part in parts if part is not None) - num_skipped

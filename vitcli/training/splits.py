@@ -90,13 +90,14 @@ class RunData:
             return RunSplits(with_unlabelled(train, names, ()), scored, thresholds=thresholds)
         train, choice = hold_out(train, recipe)
         dev = self.held_out_dev(recipe) if names and recipe.data.hold_out_dev else None
+        calibration = calibration_split(recipe, train, scored, choice, self) if calibrates else None
         return RunSplits(
-            with_unlabelled(train, names, (scored, choice, dev)),
+            with_unlabelled(train, names, (scored, choice, dev, calibration)),
             scored,
             choice,
             probe=open_probe(recipe, self),
             thresholds=choosing_split(recipe, train, scored, self),
-            calibration=calibration_split(recipe, train, scored, choice, self) if calibrates else None,
+            calibration=calibration,
         )
 
     def source_of(self, data: Data, *, needs_labels: bool = True, numbers: bool = False) -> DataSet:

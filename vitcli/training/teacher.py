@@ -58,7 +58,7 @@ def check_teachers(recipe: Recipe, train: Split) -> None:
     }
     keys = [key for key, is_used in of_pixels.items() if is_used]
     sides = {data.image_hw, *((side, side) for side in recipe.schedule.image_sizes or ())}
-    for name in _names(recipe):
+    for name in recipe.teachers:
         size = image_size_of(name, train)
         if keys and sides != {size}:
             raise VitError(
@@ -83,7 +83,7 @@ def image_size_of(name: str, split: Split) -> tuple[int, int]:
 def bytes_of_teachers(recipe: Recipe) -> float:
     """Return the memory that the weights of all teachers take."""
     networks = [4 * flops.num_params(each.architecture) for each in _descriptions(recipe)]
-    return sum(networks) + sum(Path(name).stat().st_size for name in _names(recipe) if name.endswith(ONNX))
+    return sum(networks) + sum(Path(name).stat().st_size for name in recipe.teachers if name.endswith(ONNX))
 
 
 def licence_of_student(own: str | None, recipe: Recipe) -> str | None:
@@ -92,12 +92,8 @@ def licence_of_student(own: str | None, recipe: Recipe) -> str | None:
     return next((each for each in licences_of if each and licences.is_non_commercial(each)), own)
 
 
-def _names(recipe: Recipe) -> tuple[str, ...]:
-    return (recipe.distill.teacher or ()) if recipe.distill else ()
-
-
 def _descriptions(recipe: Recipe) -> list[WeightsInfo]:
-    return [read_description(name, quiet=True) for name in _names(recipe) if not name.endswith(ONNX)]
+    return [read_description(name, quiet=True) for name in recipe.teachers if not name.endswith(ONNX)]
 
 
 def open_teacher(name: str, split: Split, settings: EvalSettings) -> "Teacher":

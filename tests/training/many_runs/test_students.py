@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.conftest import Outcome, run
 from vitcli import load_model
+from vitcli.conversion import fastest
+from vitcli.data.dataset import DataSet
 from vitcli.data.seen_images import SeenImages
 from vitcli.output.run_folder import WEIGHTS
 from vitcli.report.runs import read_run
@@ -63,8 +65,42 @@ def test_both_students_leave_the_dev_split_out_and_see_the_same_images(students)
         summary = json.loads((students / "arms" / name / "summary.json").read_text())
         assert summary["num_train_examples"] + record["num_dev_examples"] == 24
         assert record[name]["top1"] == summary["top1"]
+        assert name == "baseline" or "--folds" not in str(summary["findings"]["advice"])
     texts = [(students / "arms" / name / "recipe.toml").read_text() for name in ("baseline", "distilled")]
     assert "[distill]" not in texts[0] and "[distill]" in texts[1]
+
+
+def test_images_that_its_teacher_was_trained_on_count_as_seen(photos, plain_run, tmp_path):
+    words = (
+        "--set",
+        "distill.compare=false",
+        "--set",
+        "data.train_split=test",
+        "--set",
+        "data.eval_split=train",
+    )
+    outcome = distilled(plain_run, photos, tmp_path / "out", "--ckpt", "random", "--model", "ViT-demo/8",
+                        "--set", "model.layers=1", *words, "--steps", 1)  # fmt: skip
+
+    assert outcome.json["num_held_out_seen"] == 24
+    seen = SeenImages.of(read_weights(str(tmp_path / "out"), quiet=True).metadata)
+    assert seen.num_trained_on(DataSet(str(photos)).open("train")) == 24
+
+
+def test_a_student_is_found_beside_its_teacher_from_any_folder(students, plain_run, tmp_path):
+    """Its recipe names the teacher as it was typed, from another folder."""
+    environment = json.loads((students / "environment.json").read_text())
+    assert environment["teacher_paths"] == [str(plain_run)]
+    shutil.copytree(plain_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    student = tmp_path / "student"
+    student.mkdir()
+    for name in ("recipe.toml", WEIGHTS):
+        shutil.copy(students / name, student)
+    recipe = (student / "recipe.toml").read_text().replace(str(plain_run), "run")
+    (student / "recipe.toml").write_text(recipe)
+    (student / "environment.json").write_text(json.dumps({"teacher_paths": [str(tmp_path / "run")]}))
+
+    assert fastest._distilled_from(str(tmp_path / "run")) == [student]
 
 
 @pytest.mark.parametrize(
@@ -168,6 +204,7 @@ def test_a_finished_folder_is_not_trained_again(students, photos, plain_run):
         (("--teacher", "nowhere"), 4, "no file, folder or known weights called 'nowhere'"),
         (("--teacher", "nowhere.onnx", "--ckpt", "demo"), 2, "there is no nowhere.onnx"),
         (("--teacher", "demo", "--runs", 2), 2, "makes two runs"),
+        (("--teacher", "demo", "--set", "distill.images=nowhere"), 3, "no image found in 'nowhere'"),
         (("--teacher", "demo", "--lr", "0.1,0.2"), 2, "lists values to choose from"),
         (
             ("--teacher", "demo", "--set", "data.randaugment=[2,9]", "--res", 32),
@@ -180,5 +217,7 @@ def test_a_finished_folder_is_not_trained_again(students, photos, plain_run):
 def test_what_is_typed_wrong_is_refused(photos, tmp_path, words, code, what):
     outcome = run("distill", *words, "--dataset", photos, "--out", tmp_path / "out", "--json", "-q")
 
-    assert outcome.code == code and what in outcome.json["error"]["message"], outcome.out
+    error = outcome.json["error"]
+    assert outcome.code == code and what in error["message"], outcome.out
+    assert "--runs" not in words or "--runs" in error["where"]
     assert not (tmp_path / "out").exists()

@@ -341,12 +341,17 @@ def test_images_without_labels_join_unless_they_are_held_out(photos, plain_run, 
     folder.mkdir()
     for number in range(6):
         Image.fromarray(np.full((40, 48, 3), 40 * number, np.uint8)).save(folder / f"{number}.png")
-    shutil.copy(photos / "test/red/00.png", folder / "copy.png")  # of an image to report on
+    data = shutil.copytree(photos, tmp_path / "data")
+    for label, other in (("red", "green"), ("green", "red")):
+        (data / "validation" / label).mkdir(parents=True)
+        shutil.copy(data / "test" / other / "01.png", data / "validation" / label)
+    shutil.copy(data / "test/red/00.png", folder / "copy.png")  # of an image to report on
+    shutil.move(data / "test/red/01.png", folder / "calibrates.png")  # now among those to calibrate by alone
     more = ("--set", f"distill.teacher={plain_run}", "--set", f"distill.images={folder}")
-    summary = small_run(photos, tmp_path / "run", *TAUGHT, *more, "--set", "distill.weight=0.5", steps=4)
+    summary = small_run(data, tmp_path / "run", *TAUGHT, *more, "--set", "distill.weight=0.5", steps=4)
 
     assert summary["num_train_examples"] == 24 + 6
-    assert "1 image of distill.images are held out" in str(summary["notes"])
+    assert "2 images of distill.images are held out" in str(summary["notes"])
 
 
 def test_images_without_labels_stand_behind_the_others_and_have_no_loss_of_labels(photos):

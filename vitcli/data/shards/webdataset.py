@@ -163,7 +163,8 @@ def read_index(file: ShardFile, *, image_column: str | None, label_column: str |
     key = file.key("index", INDEX_VERSION, image_column, label_column)
     packed = file.stored.get_slow(key, lambda: _make_index(file, image_column, label_column).packed())
     samples, labels, has_many, *_ = numbers = np.frombuffer(packed, np.int64)
-    return Index(*np.split(numbers[3:], np.cumsum([samples, samples, labels])), bool(has_many))
+    offsets_N, sizes_N, labels_M, label_ends_N = np.split(numbers[3:], np.cumsum([samples, samples, labels]))
+    return Index(offsets_N, sizes_N, labels_M, label_ends_N, bool(has_many))
 
 
 def _make_index(file: ShardFile, image_column: str | None, label_column: str | None) -> Index:

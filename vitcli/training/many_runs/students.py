@@ -23,6 +23,7 @@ from vitcli.training.many_runs.average import SIGNIFICANT, DevScore, paired_test
 from vitcli.training.many_runs.runs import ManyRuns, SharedParts, Stage
 from vitcli.training.many_runs.sweep_results import plan_of_all, totals_of
 from vitcli.training.setup import RunOptions
+from vitcli.training.splits import with_unlabelled
 from vitcli.training.teacher import check_teachers
 from vitcli.training.text import run_line
 from vitcli.weights.io import read_weights
@@ -76,7 +77,9 @@ class Students:
 
     def run(self) -> dict[str, Any]:
         """Make both runs, write the folder that holds them and return its summary."""
-        check_teachers(self.recipe, self.shared.data.train_and_eval(self.recipe)[0])
+        train, _ = self.shared.data.train_and_eval(self.recipe)
+        check_teachers(self.recipe, train)
+        with_unlabelled(train, self.recipe.distill.images or (), ())  # names without an image are refused
         with self.runs.opened() as path:
             self.shared.progress.note(
                 f"a baseline without the teacher, then the distilled student, into {path}"
