@@ -10,7 +10,10 @@ OF_EXPORTS = {
             'other.why = f"{NOT_JUDGED}: {trial.name} was refused"\n        return',
             'other.why = f"{NOT_JUDGED}: {trial.name} was refused"',
         ),
-        "a student is judged by images that it was trained on": ("_check_unseen(student, judged)", "pass"),
+        "a student is judged by images that it was trained on": (
+            "_check_unseen(student, judged, progress)",
+            "pass",
+        ),
         "the fastest file is judged first": ("for trial in reversed(best):", "for trial in best:"),
         "a file that diverges more is on the front": (
             "if best and trial.divergence >= best[-1].divergence:",
