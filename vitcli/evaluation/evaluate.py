@@ -445,31 +445,22 @@ def _run_pass(
     """Predict the split at one resolution; also return the pass's model, speed and skipped images."""
     size, posemb_method = preprocessing.image_size, task.recipe.model.posemb_resample
     model, arch = load_for_inference(weights, size, posemb_method, settings.device, loading_progress)
-    mean = inference.mean_of_labels if task.thresholds else inference.mean_of_classes
+    project, is_mirrored = task.projection, task.options.mirrored
+    num_classes = project.width if project else arch.num_classes
+    mean_of = inference.mean_of_labels if task.thresholds else inference.mean_of_classes
+    mean = mean_of if is_mirrored else None
     started_at, num_predicted = time.perf_counter(), 0
 
     def predict(split: Split) -> tuple[Predictions | NumberPredictions, list[str]]:
         """Predict the split of the task or a part of it; also return the places of undecodable images."""
         nonlocal num_predicted
+        about = model, split, preprocessing, settings
         found: Predictions | NumberPredictions
-        if task.target:
-            found, skipped = regression.predict_numbers(
-                model,
-                split,
-                preprocessing,
-                settings,
-                target=task.target,
-                is_mirrored=task.options.mirrored,
-            )
+        if target := task.target:
+            found, skipped = regression.predict_numbers(*about, target=target, is_mirrored=is_mirrored)
         else:
             found, skipped = inference.predict_split(
-                model,
-                split,
-                preprocessing,
-                settings,
-                num_classes=task.projection.width if task.projection else arch.num_classes,
-                project=task.projection,
-                mean=mean if task.options.mirrored else None,
+                *about, num_classes=num_classes, project=project, mean=mean
             )
         num_predicted += len(found)
         return found, sorted(settings.runtime.union(set(skipped)))

@@ -156,14 +156,10 @@ class Chooser:
         first; of rows of a group with the same label only the first. A label that is the only one of its
         class is not judged.
         """
-        rows_L = np.flatnonzero(self._labels_N >= 0)
-        classes_K, labels_L = np.unique(self._labels_N[rows_L], return_inverse=True)
-        groups_L = self._group_of_row_N[rows_L]
+        rows_L, classes_K, labels_L, groups_L, features_LD = self._labelled()
         if len(classes_K) < 2 or not has_others(labels_L, groups_L).any():
             return []
-        found = find_suspects(
-            self._features_ND[rows_L], labels_L, num_classes=len(classes_K), groups_N=groups_L
-        )
+        found = find_suspects(features_LD, labels_L, num_classes=len(classes_K), groups_N=groups_L)
         suspects, seen = [], set()
         for i, other, chance, other_chance in zip(
             found.rows_N.tolist(), found.other_N, found.label_N, found.other_probability_N, strict=True
@@ -173,20 +169,20 @@ class Chooser:
                 suspects.append((int(rows_L[i]), int(classes_K[other]), float(chance)))
         return suspects
 
+    def _labelled(self) -> tuple[np.ndarray, ...]:
+        """Return the labelled rows (L,), their classes (K,), and label, group and features of each row."""
+        rows_L = np.flatnonzero(self._labels_N >= 0)
+        classes_K, labels_L = np.unique(self._labels_N[rows_L], return_inverse=True)
+        return rows_L, classes_K, labels_L, self._group_of_row_N[rows_L], self._features_ND[rows_L]
+
     def _fit(self) -> CalibratedFit | None:
         """Return the closed form on the labels of now; None without a label."""
-        rows_L = np.flatnonzero(self._labels_N >= 0)
-        if self._fitted is None and len(rows_L):
-            classes_K, labels_L = np.unique(self._labels_N[rows_L], return_inverse=True)
-            solution = solve(
-                self._features_ND[rows_L],
-                labels_L,
-                num_classes=len(classes_K),
-                l2=STRENGTHS,
-                groups_N=self._group_of_row_N[rows_L],
-            )
+        if self._fitted is None and (self._labels_N >= 0).any():
+            rows_L, classes_K, labels_L, groups_L, features_LD = self._labelled()
+            num_classes = len(classes_K)
+            solution = solve(features_LD, labels_L, num_classes=num_classes, l2=STRENGTHS, groups_N=groups_L)
             # Left-out scores at each l2: those with the smallest squared error set the temperature.
-            targets_LK = 2.0 * (labels_L[:, None] == np.arange(len(classes_K))) - 1
+            targets_LK = 2.0 * (labels_L[:, None] == np.arange(num_classes)) - 1
             scores = [left_out_scores(solution, i) for i in range(len(STRENGTHS))]
             best = int(np.argmin([np.square(scores_LK - targets_LK).sum() for scores_LK in scores]))
             solution = replace(solution, l2=(STRENGTHS[best],))

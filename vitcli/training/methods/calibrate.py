@@ -12,7 +12,7 @@ M calibration rows, N training rows, D features, K classes.
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -146,19 +146,11 @@ def of_probe(
     """Return what the rows of both splits show of the closed form on them, each left out with its group."""
     rows = train + choice
     features_ND, labels_N, groups_N = rows.features_ND, rows.labels_N, rows.groups_N
-    head = closed_form_head(
-        torch.from_numpy(features_ND),
-        labels_N,
-        groups_N,
-        num_classes=num_classes,
-        loss=loss,
-        balance=balance,
-    )
+    how: dict[str, Any] = {"num_classes": num_classes, "balance": balance}
+    head = closed_form_head(torch.from_numpy(features_ND), labels_N, groups_N, loss=loss, **how)
     if head.left_out is None:
         return f"no class has two {'images' if groups_N is None else 'groups'}"
-    unlike = _unlike_of_probe(
-        features_ND, labels_N, head, num_classes=num_classes, groups_N=groups_N, balance=balance
-    )
+    unlike = _unlike_of_probe(features_ND, labels_N, head, groups_N=groups_N, **how)
     chosen_on = "training images, each left out in turn"
     chosen_on += "" if groups_N is None else " with its group"
     logits_MK, labels_M = head.left_out
