@@ -270,7 +270,7 @@ def test_a_square_has_one_side_and_any_other_image_height_before_width(resolutio
 
 def test_images_that_a_checkpoint_had_seen_make_an_accuracy_too_high():
     (held_out,) = seen_notes({"num_held_out_seen": 1_234, "num_eval_examples": 5_000})
-    assert held_out.startswith("1,234 of 5,000 held-out images had been trained on by the checkpoint")
+    assert held_out.startswith("1,234 of 5,000 held-out images had been trained on by weights that the run")
     assert seen_notes({"num_held_out_seen": 3})[0].startswith("3 had been trained on")
     (choice,) = seen_notes({"num_choice_seen": 1, "num_held_out_seen": 0})
     assert choice == "1 image of the dev split had been trained on by the checkpoint already"

@@ -134,8 +134,8 @@ class ConversionOptions:
         "With --fastest: the largest latency of one image, such as 10ms or 0.5s (default: any).",
         "TIME")] = None
     student: Annotated[list[str] | None, option("--student", MODEL,
-        "With --fastest: a checkpoint of the same classes that is a candidate, as are runs beside CKPT that "
-        "were distilled from it. Repeatable.", "CKPT", autocompletion=complete.ckpts)] = None
+        "With --fastest: a checkpoint of the same classes that is a candidate (default: those beside "
+        "CKPT that were distilled from it). Repeatable.", "CKPT", autocompletion=complete.ckpts)] = None
     to: Annotated[Literal["timm", "onnx", "pt2", "npz", "safetensors"] | None, option("--to", MODEL,
         "timm, onnx, pt2, npz or safetensors (default: by the suffix of OUT).", "FORMAT")] = None
     input: Annotated[Literal["images", "pixels"], option("--input", MODEL,
