@@ -2,6 +2,18 @@
 
 # By file and tests: what each break does, the text before and after it.
 OF_TEACHERS = {
+    ("vitcli/training/methods/outputs.py", "tests/training/methods/test_distillation.py"): {
+        "a head in closed form is fitted to the few labels in a sample of all images": (
+            "labelled = split if is_labelled_N.all() else split.rows(np.flatnonzero(is_labelled_N))",
+            "labelled = split",
+        ),
+    },
+    ("vitcli/data/split.py", "tests/training/methods/test_distillation.py"): {
+        "images without labels take the groups of the others away": (
+            "grouping=grouping and Grouping(grouping.rule, groups_N),",
+            "grouping=None,",
+        ),
+    },
     ("vitcli/recipe/reading.py", "tests/training/many_runs/test_students.py"): {
         "a student holds out other images than its teacher": ('("dev_fraction", "dev_stratified")', "()"),
     },

@@ -327,7 +327,11 @@ class Split:
 
     def with_unlabelled(self, others: "Split") -> "Split":
         """Return these rows and, behind them, the images of another split with the label -1."""
-        count, splits = len(self), (self, others)
+        count, splits, grouping = len(self), (self, others), self.grouping
+
+        def groups_N() -> np.ndarray:
+            own_N = grouping.groups_N
+            return np.append(own_N, own_N.max(initial=-1) + 1 + np.arange(len(others)))
 
         def several(rows: Sequence[int]) -> ReadRow:
             of_each = [self.reader_of([row for row in rows if row < count])]
@@ -348,6 +352,7 @@ class Split:
             where_is=lambda row: self.where_is(row) if row < count else others.where_is(row - count),
             left_out=self.left_out | others.left_out,
             notes=(*self.notes, *others.notes),
+            grouping=grouping and Grouping(grouping.rule, groups_N),
             stamp_of=stamp_of,
         )
 

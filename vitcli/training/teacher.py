@@ -186,8 +186,7 @@ class NetworkTeacher:
 
     def _closed_form(self, model: nn.Module) -> ClosedFormHead:
         """Fit the closed form; every process by itself, since only some may miss views."""
-        labelled_N = np.flatnonzero(self._split.read_labels() >= 0)
-        part, settings = sample(self._split.rows(labelled_N), MOST_ROWS), self._settings
+        part, settings = sample(self._split, MOST_ROWS), self._settings
         outputs = outputs_of(
             model,
             settings.batches(part, self._pixels, all_rows=True),

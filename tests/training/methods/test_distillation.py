@@ -19,7 +19,7 @@ from vitcli.cache import user_cache
 from vitcli.data import loader
 from vitcli.data.dataset import DataSet
 from vitcli.data.image_files import find_images
-from vitcli.data.split import Split
+from vitcli.data.split import Grouping, Split
 from vitcli.data.transforms import to_model_range
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import VitError, WeightsError
@@ -28,6 +28,7 @@ from vitcli.output.progress import Progress
 from vitcli.training import loop, teacher
 from vitcli.training.methods import distillation
 from vitcli.training.methods.distillation import TOP, record_of, targets_of, unpacked
+from vitcli.training.methods.outputs import sample
 from vitcli.training.objective import Mixing, softmax_xent, teacher_xent
 from vitcli.training.teacher import NetworkTeacher, OnnxTeacher
 from vitcli.weights.io import read_weights
@@ -366,6 +367,17 @@ def test_images_without_labels_stand_behind_the_others_and_have_no_loss_of_label
     logits, labels = torch.randn(4, 2), torch.tensor([0, -1, 1, -1])
     of_some = softmax_xent(logits, labels, class_weights=(1.0, 1.0))
     assert of_some == pytest.approx(float(softmax_xent(logits[[0, 2]], labels[[0, 2]])) / 2)
+
+
+def test_heads_in_closed_form_are_fitted_to_images_with_labels_however_many_have_none(photos):
+    train, others = DataSet(str(photos)).open("train"), find_images([str(photos / "*/*/*.png")], where="")
+    train = replace(train, grouping=Grouping("pairs", lambda: np.arange(24) // 2))
+    both = train.with_unlabelled(others)
+
+    assert sample(both, 20).read_labels().tolist() == sample(train, 20).read_labels().tolist()
+    assert sample(both, 1_000).read_labels().tolist() == train.read_labels().tolist()
+    assert sample(both, 1_000).groups_N.tolist() == train.groups_N.tolist()
+    assert len(set(both.groups_N[24:])) == len(others) and not set(both.groups_N[24:]) & set(train.groups_N)
 
 
 def test_a_run_does_not_resume_with_another_teacher(photos, plain_run, cache, tmp_path):

@@ -56,8 +56,10 @@ def num_rows(split: Split, plan: Plan) -> int:
 
 
 def sample(split: Split, most_rows: int) -> Split:
-    """Return the split, or of more rows a random sample that no seed changes."""
-    return random_subset(split, most_rows, seed=0) if len(split) > most_rows else split
+    """Return the rows with a label, or of more than `most_rows` a random sample that no seed changes."""
+    is_labelled_N = split.read_labels() >= 0
+    labelled = split if is_labelled_N.all() else split.rows(np.flatnonzero(is_labelled_N))
+    return random_subset(labelled, most_rows, seed=0) if len(labelled) > most_rows else labelled
 
 
 def of_rows(rows: RowOutputs, split: Split) -> Outputs:
