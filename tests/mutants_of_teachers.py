@@ -8,12 +8,6 @@ OF_TEACHERS = {
             "labelled = split",
         ),
     },
-    ("vitcli/data/split.py", "tests/training/methods/test_distillation.py"): {
-        "images without labels take the groups of the others away": (
-            "grouping=grouping and Grouping(grouping.rule, groups_N),",
-            "grouping=None,",
-        ),
-    },
     ("vitcli/recipe/reading.py", "tests/training/many_runs/test_students.py"): {
         "a student holds out other images than its teacher": ('("dev_fraction", "dev_stratified")', "()"),
     },
@@ -76,6 +70,10 @@ OF_TEACHERS = {
         ),
     },
     ("vitcli/data/split.py", "tests/training/methods/test_distillation.py"): {
+        "images without labels take the groups of the others away": (
+            "grouping=self.grouping and self.grouping.with_single_rows(len(others)),",
+            "grouping=None,",
+        ),
         "images without labels have those of others": (
             "np.append(self.read_labels(), np.full(len(others), -1))",
             "np.append(self.read_labels(), np.full(len(others), 0))",
@@ -94,8 +92,8 @@ OF_TEACHERS = {
     },
     ("vitcli/training/run.py", "tests/training/many_runs/test_students.py"): {
         "what a teacher was trained on is not seen": (
-            "if of_teachers is not None and is_known:",
-            "if False:",
+            "if start.origin else []), *of_teachers],",
+            "if start.origin else [])],",
         ),
     },
     ("vitcli/output/run_folder.py", "tests/training/many_runs/test_students.py"): {

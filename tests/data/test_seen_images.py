@@ -236,6 +236,19 @@ def test_held_out_copies_of_training_images_are_counted(folder):
     assert f"{count} of these 12" in open_eval(data_section(folder), "auto", seen=seen).notes[0]
 
 
+def test_of_several_networks_before_the_images_of_each_must_be_known(folder):
+    train, held_out = open_train_and_eval(data_section(folder, dev_fraction=0.2), seed=0)
+    digests_N = seen_images.digests_of(held_out)
+    start, teacher = SeenImages(digests_N[:2]), SeenImages(digests_N[1:4])
+
+    for before, count in (([start, teacher], 4), ([start, SeenImages()], None), ([], 0)):
+        stored, numbers = seen_images.record(train, held_out, before=before)
+        known = {*digests_N[: count or 2].tolist()} if before else set()
+        ever = SeenImages.of({seen_images.KEY: stored}).ever_trained_on
+        assert numbers["num_held_out_seen"] == count
+        assert {*ever.tolist()} == {*seen_images.digests_of(train).tolist()} | known
+
+
 def test_drawn_images_and_shards_are_not_read():
     train, test = open_train_and_eval(data_section("demo"), seed=0)
 
@@ -302,7 +315,7 @@ def run_on(folder: Path, before: SeenImages | None = None, **keys) -> tuple[Spli
     section = data_section(folder, **{"dev_fraction": 0.2, "dev_stratified": True} | keys)
     known = before and before.ever_trained_on
     train, held_out = open_train_and_eval(section, seed=0, trained_before=lambda: known)
-    stored, numbers = seen_images.record(train, held_out, before=before)
+    stored, numbers = seen_images.record(train, held_out, before=[before] if before else [])
     seen = SeenImages.of({"dev_cut": held_out.dev_cut, seen_images.KEY: stored})
     return train, held_out, seen, numbers
 

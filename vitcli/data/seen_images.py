@@ -112,7 +112,7 @@ def record(
     held_out: Split,
     *,
     chosen_by: Split | None = None,
-    before: SeenImages | None = None,
+    before: Sequence[SeenImages] = (),
     rank: int = 0,
     world_size: int = 1,
     concatenated: Callable[[list], list] = lambda items: items,
@@ -126,7 +126,7 @@ def record(
     Args:
         chosen_by: images that the run chose its weights by; as those that were trained on, they are no
             honest test any more.
-        before: of the weights that the run started from, and of its teachers; None for fresh ones.
+        before: of the weights that the run started from, and of each teacher; none of fresh ones.
         rank, world_size: each process reads its part of the images.
         concatenated: joins the lists of all processes in the order of their ranks.
     """
@@ -140,10 +140,12 @@ def record(
                 first, last = (len(split) * r // world_size for r in (rank, rank + 1))
                 parts.append(concatenated(digests_of(split, range(first, last)).tolist()))
             digests[name] = np.array([digest for part in parts for digest in part], dtype=np.uint64)
-    trained_on, ever_before = digests.get("trained_on"), before.ever_trained_on if before else None
-    known = {"num_held_out_copies": trained_on, "num_held_out_seen": ever_before}
+    of_each = [seen.ever_trained_on for seen in before]
+    ever_before = union(of_each)
+    all_before = None if any(digests_N is None for digests_N in of_each) else ever_before
+    known = {"num_held_out_copies": digests.get("trained_on"), "num_held_out_seen": all_before}
     numbers = {name: _num_known(digests.get("held_out"), digests_N) for name, digests_N in known.items()}
-    if before is None:
+    if not before:
         numbers["num_held_out_seen"] = 0
     if not held_out.dev_cut:  # it has a name of its own
         digests.pop("held_out", None)

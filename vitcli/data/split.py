@@ -72,6 +72,14 @@ class Grouping:
         """The group of each row; of a part of a split the numbers are those of the whole."""
         return self.read()
 
+    def with_single_rows(self, num_rows: int) -> "Grouping":
+        """Return the groups of these rows and, behind them, of others that are a group each."""
+
+        def read() -> np.ndarray:
+            return np.append(self.groups_N, self.groups_N.max(initial=-1) + 1 + np.arange(num_rows))
+
+        return Grouping(self.rule, read)
+
 
 @dataclass(frozen=True)
 class Split:
@@ -327,11 +335,7 @@ class Split:
 
     def with_unlabelled(self, others: "Split") -> "Split":
         """Return these rows and, behind them, the images of another split with the label -1."""
-        count, splits, grouping = len(self), (self, others), self.grouping
-
-        def groups_N() -> np.ndarray:
-            own_N = grouping.groups_N
-            return np.append(own_N, own_N.max(initial=-1) + 1 + np.arange(len(others)))
+        count, splits = len(self), (self, others)
 
         def several(rows: Sequence[int]) -> ReadRow:
             of_each = [self.reader_of([row for row in rows if row < count])]
@@ -352,7 +356,7 @@ class Split:
             where_is=lambda row: self.where_is(row) if row < count else others.where_is(row - count),
             left_out=self.left_out | others.left_out,
             notes=(*self.notes, *others.notes),
-            grouping=grouping and Grouping(grouping.rule, groups_N),
+            grouping=self.grouping and self.grouping.with_single_rows(len(others)),
             stamp_of=stamp_of,
         )
 

@@ -165,12 +165,16 @@ def trained_on_by(starts: Sequence[Start], *, quiet: bool) -> np.ndarray | None:
 
     None if they do not say; one that cannot be read is reported when it is loaded.
     """
-    parts = []
-    for ckpt, name in starts:
+    return union(seen.ever_trained_on for seen in seen_by_each(starts, quiet=quiet))
+
+
+def seen_by_each(starts: Sequence[Start], *, quiet: bool) -> list[SeenImages]:
+    """Return what each of these checkpoints says of its images; nothing of one that cannot be read."""
+    seen = [SeenImages() for _ in starts]
+    for number, (ckpt, name) in enumerate(starts):
         with suppress(VitError):
-            info = read_description(ckpt, model_name=name, quiet=quiet)
-            parts.append(SeenImages.of(info.metadata).ever_trained_on)
-    return union(parts)
+            seen[number] = SeenImages.of(read_description(ckpt, model_name=name, quiet=quiet).metadata)
+    return seen
 
 
 def notes_on_pixels(weights: Weights, recipe: Recipe) -> list[str]:

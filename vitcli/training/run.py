@@ -20,7 +20,7 @@ from vitcli.distributed import launch, peers, startup
 from vitcli.distributed.runtime import Runtime, peak_memory_gib
 from vitcli.errors import MachineError, NotFiniteError, Stopped
 from vitcli.evaluation.predictions import Predictions, scores_of_classes
-from vitcli.evaluation.setup import trained_on_by
+from vitcli.evaluation.setup import seen_by_each
 from vitcli.output import run_folder
 from vitcli.output.atomic import TEMPORARY, read_json
 from vitcli.output.profile import StepProfiler, marked, teacher
@@ -273,17 +273,12 @@ class TrainingRun:
         """Return the digests of this run's images, and how many held-out ones were trained on."""
         start, split = self.job.start, self.job.splits.eval
         held_out = split.rows(np.arange(0)) if self.job.is_of_all_folds else split
-        before = start.seen or (SeenImages() if start.origin else None)
-        of_teachers = trained_on_by([(name, None) for name in self.recipe.teachers], quiet=True)
-        is_known = before is None or before.ever_trained_on is not None
-        if of_teachers is not None and is_known:
-            of_start = before and before.ever_trained_on
-            before = SeenImages(trained_before=seen_images.union([of_start, of_teachers]))
+        of_teachers = seen_by_each([(name, None) for name in self.recipe.teachers], quiet=True)
         return seen_images.record(
             self.job.splits.train,
             held_out,
             chosen_by=self.job.splits.choice,
-            before=before,
+            before=[*([start.seen or SeenImages()] if start.origin else []), *of_teachers],
             rank=self.runtime.rank,
             world_size=self.runtime.world_size,
             concatenated=self.runtime.concatenated,

@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
