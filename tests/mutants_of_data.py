@@ -331,7 +331,7 @@ OF_DATA = {
         "vitcli/data/checks/findings.py",
         "tests/data/checks/test_findings.py::test_labels_that_are_not_read_spoil_a_number_where_they_would_stop_a_run",
     ): {
-        "labels that are merely not read spoil a number": (
+        "labels that are merely not read are an error": (
             'level: Level = "spoils" if part["labels_stop"] else "look"',
             'level: Level = "spoils"',
         ),

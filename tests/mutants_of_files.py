@@ -165,7 +165,7 @@ OF_FILES = {
         "vitcli/conversion/images.py",
         "tests/conversion/test_calibration.py::test_the_scales_of_int8_are_measured_on_training_images",
     ): {
-        "the scales of int8 are measured on test images": (
+        "int8 is calibrated on test images": (
             "name = recipe.data.train_split",
             "name = recipe.data.eval_split",
         ),
@@ -203,12 +203,12 @@ OF_FILES = {
             "return self.split",
         ),
         "thousands of images are compared": ("min(MAX_IMAGES, len(files))", "len(files)"),
-        "scales of int8 are measured on a dozen images": ("NUM_FOR_SCALES = 128", "NUM_FOR_SCALES = 12"),
+        "int8 is calibrated on a dozen images": ("NUM_FOR_SCALES = 128", "NUM_FOR_SCALES = 12"),
         "all images that are named are measured for int8": (
             "return evenly(split, NUM_FOR_SCALES) if given",
             "return evenly(split, 10**6) if given",
         ),
-        "scales of int8 are measured on pixels that the file does not take": (
+        "int8 is calibrated on pixels that the file does not take": (
             'image_HWC if form.input == "images" else form.preprocessing(image_HWC)',
             "image_HWC",
         ),

@@ -335,7 +335,7 @@ QUESTIONS: list[tuple[str, str, str]] = [
     ),
     ("--precision fp16", "needs a GPU", "the nearest name of fp64, and this machine has no GPU"),
     ("--device cuda", "there is no cuda", "an option for machines with GPUs"),
-    ("datasets check", "would spoil a number", "what the check is for"),
+    ("datasets check", "would distort the results", "what the check is for"),
     (
         "--classes",
         "has no class|there is no class map",

@@ -1,4 +1,4 @@
-"""The images that the scales of int8 are measured on."""
+"""Calibration images of int8 quantization."""
 
 from types import SimpleNamespace
 
@@ -88,7 +88,7 @@ def test_they_are_given_as_the_file_takes_them_and_bad_ones_are_left_out():
         assert [each.shape for each in found] == [(1, *expected.shape[1:])] * 3
         assert torch.equal(torch.cat(found), torch.from_numpy(expected[[0, 1, 3]].copy()))
     bad |= {0, 1, 3}
-    with pytest.raises(DataError, match="4 images for the scales of int8, and none can be decoded"):
+    with pytest.raises(DataError, match="4 images to calibrate int8 by, and none can be decoded"):
         given("images")
 
 

@@ -96,7 +96,7 @@ def test_new_images_are_not_scored_and_lost_ones_are_counted(folder):
     again = open_eval(data_section(folder), "auto", seen=seen)
 
     assert len(again) == 5
-    assert "5 of the 6 held-out images found; 1 is new and not scored" in again.notes[0]
+    assert "5 of the 6 held-out images found; 1 new image not scored" in again.notes[0]
     assert "--split train scores every image" in again.notes[0]
 
 

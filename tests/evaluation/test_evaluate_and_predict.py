@@ -184,7 +184,7 @@ def test_after_the_folder_has_changed_the_same_images_are_scored(tmp_path):
         result = run("evaluate", "--ckpt", ckpt, "--dataset", tmp_path / "photos", "--json", "-q").json
         for key in ("top1", "loss", "num_eval_examples", "eval_fingerprint"):
             assert result[key] == summary[key], key
-        assert "1 is new and not scored" in result["notes"][0]
+        assert "1 new image not scored" in result["notes"][0]
     assert "seen_images" not in (tmp_path / "run" / "config.json").read_text()
     words = ("evaluate", "--ckpt", tmp_path / "run", "--dataset", tmp_path / "photos", "--split", "train")
     text = run(*words, "-v")

@@ -273,5 +273,5 @@ def test_images_that_a_checkpoint_had_seen_make_an_accuracy_too_high():
     assert held_out.startswith("1,234 of 5,000 held-out images had been trained on by weights that the run")
     assert seen_notes({"num_held_out_seen": 3})[0].startswith("3 had been trained on")
     (choice,) = seen_notes({"num_choice_seen": 1, "num_held_out_seen": 0})
-    assert choice == "1 image of the dev split had been trained on by the checkpoint already"
+    assert choice == "1 dev image is in the checkpoint's training set"
     assert seen_notes({}) == []

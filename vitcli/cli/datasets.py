@@ -11,7 +11,7 @@ from vitcli.cli.options import Printing, command, launch, option
 from vitcli.errors import VitError
 
 app = group(
-    "List data sets; find what would spoil a number.",
+    "List data sets; find duplicates, leaks and bad labels.",
     "Examples:\nvit datasets list\nvit datasets check photos/",
 )
 
@@ -73,7 +73,7 @@ def datasets_check(
     overwrite: options.Overwrite = False,
     printing: Printing,
 ) -> int:  # fmt: skip
-    """Find what of a data set would spoil a number.
+    """Find duplicates, leaks, bad labels and unreadable images.
 
     Copies within and between splits, files that cannot be read, classes of one name, and with --labels wrong
     labels. Exit code 3 if a number would be wrong: docs/data.md lists what for. A split is compared with

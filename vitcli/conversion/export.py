@@ -311,12 +311,12 @@ def _program_form(exported: Weights, preprocessing: Preprocessing, options: Expo
 
 
 def _samples(export: Export, progress: Progress) -> Iterator[Tensor]:
-    """Return images for the scales of int8."""
+    """Return calibration images for int8 quantization."""
     if export.options.precision != "int8":
         return iter(())
     judged = export.gate_split or (export.images.split if export.images.are_held_out else None)
     split = open_for_scales(export.weights, export.options.calibrate, judged)
-    progress.note(f"scales of int8 from {count_of(len(split), 'image')} of {split.name}")
+    progress.note(f"int8 calibration: {count_of(len(split), 'image')} of {split.name}")
     return images_for_scales(split, export.form)
 
 

@@ -27,7 +27,7 @@ from vitcli.weights.io import Weights
 from vitcli.weights.production.program import ProgramForm
 
 NUM_IMAGES, MAX_IMAGES = 32, 256  # where none are named: for outputs that are equal in fp32, and for others
-NUM_FOR_SCALES = 128  # images whose activations give the scales of int8
+NUM_FOR_SCALES = 128  # calibration images for int8 quantization
 
 
 def evenly(split: Split, most: int) -> Split:
@@ -254,7 +254,7 @@ def images_for_scales(split: Split, form: ProgramForm) -> Iterator[Tensor]:
         yield torch.from_numpy(image_HWC)[None]
     if num_skipped == len(split):
         raise DataError(
-            f"{count_of(num_skipped, 'image')} for the scales of int8, and none can be decoded",
+            f"{count_of(num_skipped, 'image')} to calibrate int8 by, and none can be decoded",
             where=split.name,
             fix="--calibrate other images; vit datasets check says what is wrong with these",
         )

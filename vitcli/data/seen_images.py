@@ -258,8 +258,7 @@ def held_out_part(
     there = "all" if len(held_rows) == len(held_out) else f"{len(held_rows):,} of the"
     note = f"the data set changed since training: {there} {len(held_out):,} held-out images found"
     if num_new:
-        verb = "is" if num_new == 1 else "are"
-        note += f"; {num_new:,} {verb} new and not scored ({option} scores every image)"
+        note += f"; {num_new:,} new image{'s' * (num_new > 1)} not scored ({option} scores every image)"
     has_changed = num_new or len(held_rows) < len(held_out)
     notes = (note, *whole.notes) if has_changed else whole.notes
     part = replace(whole.rows(held_rows), name=f"{whole.name}, dev part", dev_cut=seen.cut, notes=notes)

@@ -60,7 +60,7 @@ def check_deterministic(model: nn.Module, device: torch.device) -> None:
     pools = (*fixed, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
     if device.type == "cuda" and any(isinstance(module, pools) for module in model.modules()):
         raise VitError(
-            "this network has max pooling, whose gradients a GPU sums in another order each time",
+            "max pooling, which this network has, has non-deterministic gradients on a GPU",
             where="--exact",
             fix="drop --exact, add --device cpu, or take a network without max pooling, such as a plain ViT",
         )

@@ -338,9 +338,8 @@ def seen_notes(result: dict[str, Any]) -> list[str]:
         by = "weights that the run started or learned from"
         notes.append(f"{of} trained on by {by}: its accuracy is too high")
     if seen := result.get("num_choice_seen"):
-        notes.append(
-            f"{count_of(seen, 'image')} of the dev split had been trained on by the checkpoint already"
-        )
+        verb = "is" if seen == 1 else "are"
+        notes.append(f"{count_of(seen, 'dev image')} {verb} in the checkpoint's training set")
     return notes
 
 

@@ -386,9 +386,7 @@ class Fewshot(Section):
         "least squares: weight of an image in a class of n; none: 1 (the authors); sqrt: n^-1/2; full: 1 / n",
         "none",
     )
-    forecast: bool = key(
-        "also a learning curve of all training images, and what more of them would bring", False
-    )
+    forecast: bool = key("also fit a learning curve, and predict the accuracy with more images", False)
 
 
 class Inspect(Section):

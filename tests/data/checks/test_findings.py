@@ -58,7 +58,7 @@ def test_nothing_is_found_in_clean_images_and_the_facts_are_right(clean):
     assert train["sizes"]["short_side"] == dict.fromkeys(("min", "p5", "median", "p95", "max"), 40)
     assert train["sizes"]["aspect"] == dict.fromkeys(("min", "p5", "median", "p95", "max"), 1.2)
     screen = run("datasets", "check", clean, "-q")
-    assert screen.code == 0 and "nothing that would spoil a number" in screen.out
+    assert screen.code == 0 and "nothing that would distort the results" in screen.out
     assert "classes     train: 2 of 6 images each\n            test: 2 of 2 images each\n" in screen.out
     sizes = "all short sides 40 px, width / height 1.20\n"
     assert f"sizes       train: {sizes}            test: {sizes}" in screen.out
@@ -193,7 +193,7 @@ def test_each_thing_is_found_alone_and_named(photos, spoil, expected):
     assert bool(failure) == bool(spoiling)
     if failure:
         names = ", ".join(name.replace("_", " ") for level, name in expected if level == "spoils")
-        assert failure.message.endswith(f"would spoil a number: {names}")
+        assert failure.message.endswith(f"would distort the results: {names}")
         assert all(finding["fix"] in failure.fix for finding in spoiling)
 
 
@@ -203,11 +203,11 @@ def test_a_single_pair_is_no_plural_and_the_screen_ends_with_what_spoils_a_numbe
 
     assert "1 pair of equal files, 0 of equal pixels" in screen.out
     assert screen.code == 3 and len(screen.err.splitlines()) == 3
-    told = "error: the check is complete; exit code 3, as 1 finding would spoil a number: leak"
+    told = "error: the check is complete; exit code 3, as 1 finding would distort the results: leak"
     assert screen.err.splitlines()[0] == told
     broken(photos)
     two = run("datasets", "check", photos, "-q").err.splitlines()
-    assert "as 2 findings would spoil" in two[0] and "vit finetune --skip-bad; leak: delete" in two[2]
+    assert "as 2 findings would distort" in two[0] and "vit finetune --skip-bad; leak: delete" in two[2]
     asked = run("datasets", "check", photos, "--skip-bad")
     assert asked.code == 2 and "leave it out: this command goes on where an image cannot be read" in asked.err
 

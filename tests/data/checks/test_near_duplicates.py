@@ -171,7 +171,7 @@ def test_the_table_says_how_many_and_shows_the_closest_first(sets):
     train = f"vit finetune --ckpt WEIGHTS --dataset {sets / 'a'}"
     train += " --set data.train_split=train+test --set data.group_column=near_duplicates"
     assert lines[-1] == f"            {train}" and lines[-2].startswith("next        vit datasets check")
-    assert outcome.code == 3 and outcome.err.splitlines()[0].endswith("would spoil a number: leak")
+    assert outcome.code == 3 and outcome.err.splitlines()[0].endswith("would distort the results: leak")
     first = next(number for number, line in enumerate(lines) if line.startswith("the closest"))
     kinds = [line.split()[0] for line in lines[first + 1 : -3] if not line.startswith(" ")]
     assert kinds == ["file", "file", "pixels", "near", "near", "near"]

@@ -53,7 +53,7 @@ class CheckOptions:
 def check(
     name: SplitName, against: SplitName, section: Data, options: CheckOptions
 ) -> tuple[dict[str, Any], ExaminedSplit]:
-    """Find what of a data set would spoil a number; images that cannot be read are listed and left out.
+    """Find duplicates, leaks and bad labels; images that cannot be read are listed and left out.
 
     Args:
         name: whose test split is checked by default.

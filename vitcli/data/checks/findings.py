@@ -61,7 +61,7 @@ def failure(result: dict[str, Any]) -> DataError | None:
     number = count_of(len(spoiling), "finding")
     fixes = [f"{finding['name'].replace('_', ' ')}: {finding['fix']}" for finding in spoiling]
     return DataError(
-        f"the check is complete; exit code 3, as {number} would spoil a number: {names}",
+        f"the check is complete; exit code 3, as {number} would distort the results: {names}",
         where=result["dataset"],
         fix="; ".join(fixes) if len(fixes) > 1 else spoiling[0]["fix"],
     )

@@ -27,7 +27,7 @@ def _findings(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 yield name, finding["text"] + (f" ({finding['fix']})" if finding["fix"] else "")
                 name = ""
     if not result["findings"]:
-        yield "found", "nothing that would spoil a number"
+        yield "found", "nothing that would distort the results"
 
 
 def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
