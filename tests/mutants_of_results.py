@@ -322,6 +322,9 @@ OF_RESULTS = {
         "an exported file has no temperature": ('{"scaled": stored.scaling.scaled}', "{}"),
         "other outputs are kept": ("if agreement.max_rel_difference > TOLERANCE:", "if False:"),
     },
+    ("vitcli/conversion/export.py", "tests/conversion/test_export.py"): {
+        "the figure of an earlier file stays": (", front_path(target)) if target", ",) if target"),
+    },
     ("vitcli/conversion/comparison.py", "tests/conversion/test_gate.py"): {
         "the gate believes what it has seen": (
             "return self.highest_drop <= self.max_drop",

@@ -423,6 +423,11 @@ def _files_at(path: Path) -> list[Path]:
     return sorted(path.iterdir() if path.is_dir() else path.parent.glob("*"))
 
 
+def front_path(path: Path) -> Path:
+    """Return the figure of the front beside a file of --fastest."""
+    return path.with_name(f"{path.stem}.front.svg")
+
+
 def put_in_place(path: Path, target: Path) -> None:
     """Move the files to OUT; what they replace is deleted only once they are on disk."""
     for file in _files_at(path):
@@ -440,9 +445,9 @@ def put_in_place(path: Path, target: Path) -> None:
         for name in reversed(names):  # the weights of an .onnx file are on disk before it names them
             os.replace(path.with_name(name), target.with_name(name))
             sync(target.parent)
-        for earlier in onnx.data_files(target):
+        for earlier in (*onnx.data_files(target), front_path(target)) if target.suffix == ".onnx" else ():
             if earlier.name not in names:
-                earlier.unlink()
+                earlier.unlink(missing_ok=True)
     sync(target.parent)
     _bring_back(target)
 

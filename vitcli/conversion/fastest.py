@@ -293,7 +293,7 @@ def fastest(
     """
     began_at = time.perf_counter()
     progress, target = Progress(quiet=quiet), Path(os.path.abspath(out))
-    figure = target.with_name(f"{target.stem}.front.svg")
+    figure = export.front_path(target)
     export.check_target(replace(options, calibrate=()), target)  # images that candidates are compared on
     check_out(figure, overwrite=options.overwrite, option="OUT")
     named = open_named(options.images, progress) if options.images else None
