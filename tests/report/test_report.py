@@ -271,7 +271,7 @@ def test_a_run_whose_checkpoint_had_seen_the_held_out_images_has_a_note_and_no_s
     cells = [cell for row in table(result, "accuracy")["rows"] for cell in row["cells"] if cell]
     assert [cell["text"] for cell in cells if cell["is_best"]] == ["90.00"]
     assert [cell["text"] for cell in cells if "5 trained on before" in cell["note"]] == ["99.00"]
-    assert "5 of 3,669 held-out images had been trained on" in text and "5 images of the dev split" in text
+    assert "5 of 3,669 held-out images had been trained on" in text and "5 dev images" in text
 
 
 def test_of_one_data_set_the_runs_are_one_table_and_not_three(tmp_path):
