@@ -344,7 +344,7 @@ def seen_notes(result: dict[str, Any]) -> list[str]:
 
 
 def fold_notes(result: dict[str, Any]) -> list[str]:
-    """Return the sentences about folds: what they are of, and how a random split would flatter."""
+    """Return the sentences about folds: what they are of, and how optimistic a random split would be."""
     folds = result.get("folds")
     if not folds or not folds.get("num_groups"):
         return []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # it imports this module
 NOTE = "note: "  # before a line that a user should see, where there is room
 MOST_LINES = 5  # before the first step
 # With fewer images, in all and of a class, fresh weights learn them by heart. Of CIFAR-100, which can be
-# learned from scratch, there are 500 a class.
+# learned from scratch, there are 500 per class.
 MANY_IMAGES, MANY_PER_CLASS = 10_000, 200
 MANY_EPOCHS = 300  # more than the paper's fine-tuning has
 HOLD_OUT = "--set data.eval_split=dev_fraction holds a part of train out, or add a validation split"
