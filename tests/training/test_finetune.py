@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from tests.conftest import run, vit
+from tests.conftest import run, vit, write_photos
 from tests.figures import drawn_figures, points_of
 from vitcli.data.sampler import rows_at
 from vitcli.evaluation import inference
@@ -214,20 +214,24 @@ def test_a_finished_run_is_known_again_however_its_paths_are_typed_and_wherever_
     words = [*SMALL, "--dataset", f"{photos}/", "--out", tmp_path / "moved", "--steps", 8, *TRICKY]
 
     again = run(*words).json
-    aloud = [word for word in words if word != "--quiet"]
-    told = run(*aloud).err
-    shutil.copy(photos / "train/red/00.png", photos / "test/red/new.png")
-    changed = run(*aloud)
-    (photos / "test/red/new.png").unlink()
+    told = run(*[word for word in words if word != "--quiet"]).err
     (tmp_path / "moved/model.safetensors").unlink()
     mended = run(*words).json
 
     assert told == f"{tmp_path / 'moved'} is finished, nothing is trained\n"
-    assert "nothing is trained; its images have changed since" in changed.err and changed.json == again
-    assert told == f"{tmp_path / 'moved'} is finished, nothing is trained\n"
-    assert "nothing is trained; its images have changed since" in changed.err and changed.json == again
     assert again["weights"] == mended["weights"] == str(tmp_path / "moved/model.safetensors")
     assert fingerprint(tmp_path / "moved") == fingerprint(unbroken)
+
+
+def test_a_finished_run_says_when_its_images_have_changed_since(tmp_path):
+    write_photos(tmp_path / "photos")
+    once = small_run(tmp_path / "photos", tmp_path / "run", steps=1)
+    shutil.copy(tmp_path / "photos/train/red/00.png", tmp_path / "photos/test/red/new.png")
+
+    aloud = [word for word in SMALL if word != "--quiet"]
+    again = run(*aloud, "--dataset", tmp_path / "photos", "--out", tmp_path / "run", "--steps", 1)
+
+    assert "nothing is trained; its images have changed since" in again.err and again.json == once
 
 
 def test_a_folder_with_another_recipe_is_refused_with_the_keys_that_differ(photos, unbroken):
