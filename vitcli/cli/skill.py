@@ -89,7 +89,7 @@ def json_keys(*, level: int) -> str:
     from vitcli.output import summaries
 
     results = {
-        "vit finetune, vit pretrain": summaries.TrainingSummary,
+        "vit finetune, vit pretrain, vit distill": summaries.TrainingSummary,
         "vit evaluate": summaries.Evaluation,
         "vit fewshot": summaries.FewshotSummary,
     }
