@@ -2,7 +2,7 @@
 
     python benchmarks/distillation.py gap DATA RUN CKPT [--seeds 3] [--res 96] [--OPTION VALUE ...]
     python benchmarks/distillation.py scratch DATA RUN --steps N [OPTIONS OF vit finetune]
-    python benchmarks/distillation.py cost DATA CKPT --timm CHECKOUT [--rounds 2]
+    python benchmarks/distillation.py cost DATA CKPT --timm CHECKOUT [--rounds 2] [--epochs 1] [--bf16]
 
     gap       RUN, a run of 224 px, teaches the same network at --res. Beside it, with the same steps and for
               each seed: plain, `vit finetune` of CKPT; and the baseline of `vit distill`, which starts from
@@ -99,7 +99,7 @@ def cost(options: argparse.Namespace, out: Path) -> None:
     vit("export", teacher, out / "timm-teacher")
     options.ckpt, options.imagenet = options.run, photos
     folders = {"finetune": photos, "evaluate": photos}
-    of_both = end_to_end.commands(options, "fp32", folders, out)["finetune"]
+    of_both = end_to_end.commands(options, "bf16" if options.bf16 else "fp32", folders, out)["finetune"]
     plain = [PLAIN if word == "finetune/default" else word for word in of_both["vit"]]
     taught = [TAUGHT if word == PLAIN else word for word in plain]
     taught += ["--set", f"distill.teacher={teacher}", "--set", "distill.compare=false"]
@@ -137,8 +137,10 @@ def main() -> None:
     parser.add_argument("--res", type=int, default=96)
     parser.add_argument("--timm", type=Path)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=1, help="of `cost`")
+    parser.add_argument("--bf16", action="store_true", help="`cost` in bf16, both sides")
     options, options.more = parser.parse_known_args()
-    options.steps = 21  # of `cost`, an epoch of flowers17
+    options.steps = 21 * options.epochs  # of flowers17, in whole batches
     with tempfile.TemporaryDirectory() as folder:
         {"gap": gap, "scratch": scratch, "cost": cost}[options.part](options, Path(folder))
 
