@@ -22,8 +22,8 @@ from vitcli.data.dataset import DataSet
 from vitcli.output.progress import Progress
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
-from vitcli.weights.onnx import OnnxNetwork, write_onnx
-from vitcli.weights.production.program import ProgramForm
+from vitcli.weights.onnx import write_onnx
+from vitcli.weights.production.program import ProgramForm, ProgramNetwork
 
 
 class Merging(nn.Module):
@@ -101,7 +101,7 @@ def main() -> None:
         began = time.time()
         path = folder / "token_merging.onnx"
         write_onnx(path, network, ProgramForm(preprocessing, "classes", input="pixels"), {})
-        file = OnnxNetwork(path)
+        file = ProgramNetwork(path)
         images = torch.randint(0, 256, (1, *preprocessing.image_size, 3), dtype=torch.uint8)
         base = base or [file, images]
         sides = {"file": lambda _, f=file, i=images: f(i), "base": lambda _, b=base: b[0](b[1])}

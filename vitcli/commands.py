@@ -237,7 +237,7 @@ def export(
     ckpt: Name,
     out: Name | None = None,
     *,
-    to: Literal["timm", "onnx", "pt2", "npz", "safetensors"] | None = None,
+    to: Literal["timm", "onnx", "pt2", "pte", "npz", "safetensors"] | None = None,
     input: Literal["images", "pixels"] = "images",
     precision: Literal["fp32", "fp16", "int8", "int8-weights"] = "fp32",
     head: bool = True,
@@ -263,7 +263,7 @@ def export(
         vitcli.export("runs/photos", "photos.onnx").path
 
     Args:
-        out: a .onnx, .pt2, .npz or .safetensors file, or a folder for timm.
+        out: a .onnx, .pt2, .pte, .npz or .safetensors file, or a folder for timm.
         max_drop: percentage points that may be lost, with `gate` or `fastest`.
         budget: the largest latency with `fastest`, such as "10ms".
     """

@@ -149,7 +149,7 @@ def test_a_file_in_fp32_whose_outputs_are_not_finite_ends_the_search(tmp_path, m
     prepared.write = lambda path, samples, *, fp32: path.touch()
     monkeypatch.setattr(FastestSearch, "prepared", lambda *_: prepared)
     monkeypatch.setattr(FastestSearch, "outputs_of", not_finite)
-    monkeypatch.setattr(fastest, "OnnxNetwork", Path)
+    monkeypatch.setattr(fastest, "ProgramNetwork", Path)
     search = FastestSearch(None, None, range(9), None, (8, 8), tmp_path, "x.onnx", Progress(quiet=True))
     with pytest.raises(CheckFailed, match="are not finite numbers"):
         search.try_all([Variation(None, (8, 8))])

@@ -31,7 +31,7 @@ from vitcli.weights import formats, onnx
 from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.io import read_weights, write_weights_file
 from vitcli.weights.locate import DEMO_FOLDER
-from vitcli.weights.production.program import ProgramForm
+from vitcli.weights.production.program import ProgramForm, ProgramNetwork
 
 SHALLOW = "shallow.safetensors"
 
@@ -113,7 +113,7 @@ def test_the_result_has_the_verdict_the_speed_and_the_files(exported):
 
 def test_it_takes_batches_says_what_it_is_and_nothing_of_the_machine_that_made_it(exported):
     path = exported[0] / "net.onnx"
-    network = onnx.OnnxNetwork(path)
+    network = ProgramNetwork(path)
     images_BHWC = torch.randint(0, 256, (3, 41, 90, 3), dtype=torch.uint8)
 
     alone = torch.cat([network(image_HWC[None]) for image_HWC in images_BHWC])
@@ -139,7 +139,7 @@ def test_int8_is_smaller_nearly_as_right_and_no_answer_depends_on_its_batch(expo
     images_of(folder / "net.golden.json", tmp_path / "images")
     how = ("--precision", "int8", "--input", "pixels", "--calibrate", tmp_path / "images")
     smaller = run("export", "demo", tmp_path / "small.onnx", *how, "--json", "-q").json
-    network = onnx.OnnxNetwork(tmp_path / "small.onnx")
+    network = ProgramNetwork(tmp_path / "small.onnx")
     images_BHWC = torch.randint(0, 256, (3, 64, 64, 3), dtype=torch.uint8)
 
     in_fp32 = (DEMO_FOLDER / "model.safetensors").stat().st_size
@@ -526,5 +526,5 @@ def test_a_file_is_quantised_from_the_one_in_fp32_that_is_there(to_export, tmp_p
     monkeypatch.setattr(onnx, "_exported", None)
     onnx.write_onnx(tmp_path / "b.onnx", model, form, {}, images.split(1), tmp_path / "out.onnx")
 
-    outputs = [onnx.OnnxNetwork(tmp_path / name)(images) for name in ("a.onnx", "b.onnx")]
+    outputs = [ProgramNetwork(tmp_path / name)(images) for name in ("a.onnx", "b.onnx")]
     assert torch.equal(*outputs)

@@ -17,7 +17,7 @@ CKPT = SHARED / "checkpoints" / "vit_ti16_augreg_in1k.npz"
 @pytest.mark.skipif(not CKPT.is_file(), reason="the real checkpoint (VIT_TEST_DATA) is not here")
 def test_every_format_gives_the_same_logits_and_the_same_classes_to_the_image(tmp_path):
     pytest.importorskip("onnxruntime")
-    from vitcli.weights.onnx import OnnxNetwork
+    from vitcli.weights.production.program import ProgramNetwork
 
     paths = {form: tmp_path / f"ti16{form}" for form in (".npz", ".safetensors", ".onnx", "")}
     for form, path in paths.items():
@@ -33,7 +33,7 @@ def test_every_format_gives_the_same_logits_and_the_same_classes_to_the_image(tm
         "our folder": load_model(paths[""]).model,
         "our folder in timm": timm.create_model(f"local-dir:{paths['']}", pretrained=True).eval(),
     }
-    onnx_network = OnnxNetwork(paths[".onnx"])
+    onnx_network = ProgramNetwork(paths[".onnx"])
     sample = dataset.open_eval(data_section(SHARED / "imagenet_sample"), "auto")
     batches = loader.eval_batches(
         sample,

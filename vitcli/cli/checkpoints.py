@@ -110,7 +110,7 @@ class ConversionOptions:
     ckpt: Annotated[str | None, typer.Argument(metavar="CKPT",
         help="Anything that --ckpt takes: a file, a run folder, timm/NAME.TAG.")] = None
     out: Annotated[str | None, typer.Argument(metavar="OUT",
-        help="A .onnx, .pt2, .npz or .safetensors file, or a folder for timm.")] = None
+        help="A .onnx, .pt2, .pte, .npz or .safetensors file, or a folder for timm.")] = None
     res: ImageSize = None
     images: Annotated[list[str] | None, option("--images", DATA,
         "Images to compare the outputs on: a file, folder or glob (default: those of --gate, else those that "
@@ -136,11 +136,11 @@ class ConversionOptions:
     student: Annotated[list[str] | None, option("--student", MODEL,
         "With --fastest: a checkpoint of the same classes that is a candidate (default: those beside "
         "CKPT that were distilled from it). Repeatable.", "CKPT", autocompletion=complete.ckpts)] = None
-    to: Annotated[Literal["timm", "onnx", "pt2", "npz", "safetensors"] | None, option("--to", MODEL,
-        "timm, onnx, pt2, npz or safetensors (default: by the suffix of OUT).", "FORMAT")] = None
+    to: Annotated[Literal["timm", "onnx", "pt2", "pte", "npz", "safetensors"] | None, option("--to", MODEL,
+        "timm, onnx, pt2, pte, npz or safetensors (default: by the suffix of OUT).", "FORMAT")] = None
     input: Annotated[Literal["images", "pixels"], option("--input", MODEL,
-        "What a .onnx or .pt2 file takes, as bytes: images of any size, which it resizes, or pixels of the "
-        "network's size (default: images).", "KIND")] = "images"
+        "What a .onnx, .pt2 or .pte file takes, as bytes: images of any size, which it resizes, or pixels of "
+        "the network's size, as .pte must (default: images).", "KIND")] = "images"
     precision: Annotated[Literal["fp32", "fp16", "int8", "int8-weights"], option("--precision", MODEL,
         "Of an ONNX file: fp32, fp16, int8, or int8-weights, where only weights have 8 bits (default: fp32).",
         "NAME")] = "fp32"
@@ -159,11 +159,11 @@ class ConversionOptions:
         "With --push-to-hub: branch, created if it does not exist (default: the main branch).",
         "BRANCH")] = None
     check_file: Annotated[str | None, option("--check", RUN,
-        "Verify an ONNX file against its golden outputs; export nothing (default: export CKPT).",
+        "Verify an ONNX or .pte file against its golden outputs; export nothing (default: export CKPT).",
         "FILE")] = None
-    runtime: Annotated[Literal["onnxruntime", "openvino"], option("--runtime", RUN,
-        "With --check: what runs the file, onnxruntime or openvino (default: onnxruntime).",
-        "NAME")] = "onnxruntime"
+    runtime: Annotated[Literal["onnxruntime", "openvino", "executorch"] | None, option("--runtime", RUN,
+        "With --check: what runs the file, onnxruntime, openvino or executorch (default: onnxruntime, and of "
+        "a .pte file executorch).", "NAME")] = None
     overwrite: options.Overwrite = False
 
     def besides_check(self) -> list[str]:
@@ -190,7 +190,7 @@ class ConversionOptions:
         if self.fastest and self.max_drop == 0:
             what = "no number of images shows a drop of 0: allow some, such as 1"
             raise typer.BadParameter(what, param_hint="--fastest, --max-drop")
-        if self.runtime != "onnxruntime":
+        if self.runtime is not None:
             raise typer.BadParameter("it belongs to --check FILE.onnx", param_hint="--runtime")
         if self.out is None and self.push_to_hub is None:
             raise typer.BadParameter("name OUT, or --push-to-hub OWNER/NAME", param_hint="OUT")

@@ -43,7 +43,9 @@ from vitcli.weights import formats, onnx
 from vitcli.weights.authors_npz import SPELLINGS
 from vitcli.weights.io import Weights, read_weights
 from vitcli.weights.load import load
+from vitcli.weights.production import pte
 from vitcli.weights.production.program import INPUTS, PRECISIONS, ProgramForm
+from vitcli.weights.production.session import RUNTIMES
 
 TOLERANCE = 1e-4  # of the largest output in fp32: a hybrid in timm is 5e-5 away, another GELU 7e-5 to 7e-4
 INPUT_TEXT = {
@@ -66,7 +68,7 @@ class ExportOptions:
         names: one of `authors_npz.SPELLINGS`, for "npz".
         images: files, folders and globs to compare on; none means images of the gate, else those that the run
             of the checkpoint held out, else the demo's.
-        input, precision: of an ONNX file, see `program.ProgramForm`.
+        input, precision: of a file that takes images, see `program.ProgramForm`.
         calibrate: files, folders and globs of training images, for int8; none means those of the run.
         gate: data set on which the file may lose `max_drop` (a fraction) of the accuracy; None for no gate.
         split: of the gate.
@@ -142,6 +144,8 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
     prepared = prepare(weights, format, options, images, gate_split)
     summary = f"{prepared.preprocessing.summary()}, {prepared.origin}"
     progress.note(f"{prepared.arch.name} ({weights.numerics}) to {format}: {summary}")
+    if format == "pte":
+        progress.note("lowered by ExecuTorch, which takes a minute or more")
     samples = _samples(prepared, progress)
     # Write, compare, and only then replace OUT
     with temporary_folder(target) as folder:
@@ -182,9 +186,10 @@ def finish(export: Export, path: Path, out: str, progress: Progress) -> dict[str
     if export.format == "onnx":
         facts["opset"], names = onnx.OPSET, export.weights.class_names
         facts["snippet"] = rendered("onnx_snippet.py.j2", path=out, form=export.form, names=names)
-        golden.write_golden(path, export.images.to_publish, export.preprocessing, precision=options.precision)
         if options.precision == "int8":
             facts["fp32_layers"] = onnx.fp32_layers(path)
+    if path.suffix in RUNTIMES:
+        golden.write_golden(path, export.images.to_publish, export.preprocessing, precision=options.precision)
     return facts | {"files": {file.name: file.stat().st_size for file in _files_at(path)}}
 
 
@@ -263,6 +268,7 @@ def as_text(result: dict[str, Any]) -> str:
         "timm": Verbatim(f'timm.create_model("local-dir:{out}", pretrained=True)'),
         "onnx": f'"images", {INPUT_TEXT[result.get("input", "images")]}',
         "pt2": Verbatim(f"torch.export.load({out!r}).module()(images)"),
+        "pte": Verbatim(f"executorch.runtime.Runtime.get().load_program({out!r}).load_method('forward')"),
     }
     command, takes = ("predict", "IMAGES") if num_classes else ("finetune", "--dataset DATA")
     gate = ""
@@ -333,9 +339,12 @@ def check_target(options: ExportOptions, target: Path) -> str:
     # Options without effect, a path whose files would be lost, and what is not installed
     for_onnx = {"--input": options.input, "--precision": options.precision}
     changed = [name for name, value in for_onnx.items() if value not in (INPUTS[0], PRECISIONS[0])]
-    allowed = {"onnx": ("--input", "--precision"), "pt2": ("--input",)}.get(format, ())
+    allowed = {"onnx": ("--input", "--precision"), "pt2": ("--input",), "pte": ("--input",)}.get(format, ())
     if wrong := [name for name in changed if name not in allowed]:
         raise VitError(f"it is for ONNX files, and not for {format}", where=wrong[0], fix="leave it out")
+    if format == "pte" and options.input != "pixels":
+        problem = "a .pte file resizes no images: ExecuTorch plans its memory for one size"
+        raise VitError(problem, where="--input", fix="add --input pixels, and resize where you decode")
     if options.calibrate and options.precision != "int8":
         raise VitError("only int8 is calibrated", where="--calibrate", fix="add --precision int8")
     if options.gate and not options.head:
@@ -355,11 +364,11 @@ def check_target(options: ExportOptions, target: Path) -> str:
             fix += ", or replace it with --overwrite"
             raise VitError(f"{target} already exists", where="OUT", fix=fix)
         return format
-    beside = (golden.golden_path(target), *onnx.data_files(target)) if format == "onnx" else ()
+    beside = (golden.golden_path(target), *onnx.data_files(target)) if target.suffix in RUNTIMES else ()
     for file in (target, *beside):
         check_out(file, overwrite=overwrite, option="OUT", folder_error=VitError)
-    if format == "onnx":
-        onnx.check_installed()
+    if check_installed := {"onnx": onnx.check_installed, "pte": pte.check_installed}.get(format):
+        check_installed()
     return format
 
 

@@ -55,8 +55,7 @@ from vitcli.output.progress import Progress
 from vitcli.output.text import count_of, first_few, short_names, size_text
 from vitcli.weights.io import Weights, read_weights
 from vitcli.weights.load import num_blocks, with_first_blocks
-from vitcli.weights.onnx import OnnxNetwork
-from vitcli.weights.production.program import PRECISIONS
+from vitcli.weights.production.program import PRECISIONS, ProgramNetwork
 
 ALPHA = 0.05  # probability that a file is kept which loses too much
 SIDES = (6 / 7, 11 / 14, 5 / 7, 9 / 14, 4 / 7, 3 / 7)  # of images, of that of the checkpoint
@@ -176,7 +175,7 @@ class FastestSearch:
     name: str
     progress: Progress
     trials: list[TriedFile] = field(default_factory=list)
-    baseline: OnnxNetwork | None = None
+    baseline: ProgramNetwork | None = None
     latencies_s: list[float] = field(default_factory=list)
 
     def prepared(self, candidate: Variation, images: Images | None = None) -> Export:
@@ -198,7 +197,7 @@ class FastestSearch:
         for _ in range(NUM_MEASURED - 1):
             for trial in self.trials:
                 if trial.ratios:
-                    self._measure_latency(trial, OnnxNetwork(trial.path))
+                    self._measure_latency(trial, ProgramNetwork(trial.path))
 
     def try_all(self, candidates: Iterable[Variation]) -> None:
         """Write, measure and compare each; one that cannot be exported has lost."""
@@ -222,7 +221,7 @@ class FastestSearch:
         samples = images_for_scales(evenly(self.screened, NUM_FOR_SCALES), prepared.form)
         prepared.write(path, samples, fp32=in_fp32[0] if in_fp32 else None)
         trial.num_bytes = sum(file.stat().st_size for file in path.parent.iterdir())
-        network = OnnxNetwork(path)
+        network = ProgramNetwork(path)
         self.baseline = self.baseline or network
         try:
             outputs_NK = self.outputs_of(trial, self.screened)
@@ -234,14 +233,14 @@ class FastestSearch:
 
     def outputs_of(self, trial: TriedFile, split: Split) -> Tensor:
         """Return outputs_NK of a file, in the order of the checkpoint's classes."""
-        weights, network = trial.candidate.weights, OnnxNetwork(trial.path)
+        weights, network = trial.candidate.weights, ProgramNetwork(trial.path)
         preprocessing, _ = export.preprocessing_of(weights, trial.candidate.image_size)
         outputs_NK, _ = comparison.outputs_of_all(
             [network], split, preprocessing, self.progress, title=trial.name
         )
         return outputs_NK[:, order_of(weights, self.weights)]
 
-    def _measure_latency(self, trial: TriedFile, network: OnnxNetwork) -> None:
+    def _measure_latency(self, trial: TriedFile, network: ProgramNetwork) -> None:
         """Measure it beside the baseline."""
         image_1HWC, first_1HWC = (
             comparison.drawn(1, self._size_for(each)) for each in (trial, self.trials[0])
@@ -258,7 +257,7 @@ class FastestSearch:
     def _size_for(self, trial: TriedFile) -> tuple[int, int]:
         return self.size if self.options.input == "images" else trial.candidate.image_size
 
-    def _measure(self, trial: TriedFile, network: OnnxNetwork) -> None:
+    def _measure(self, trial: TriedFile, network: ProgramNetwork) -> None:
         """Measure latency, throughput, and memory in a process of its own."""
         size = self._size_for(trial)
         self._measure_latency(trial, network)

@@ -1,6 +1,6 @@
-"""Golden files: images with the answers that an ONNX file gave where it was made.
+"""Golden files: images with the answers that an .onnx or .pte file gave where it was made.
 
-`vit export --check FILE.onnx` repeats them anywhere, with another onnxruntime or on another processor. The
+`vit export --check FILE` repeats them anywhere, with another runtime or on another processor. The
 images are in it, as PNG in base64: of those compared on at the export, at most 256 pixels wide and high.
 """
 
@@ -26,7 +26,9 @@ from vitcli.errors import CheckFailed, DataError, VitError
 from vitcli.io.files import parse_json, read_regular
 from vitcli.output.atomic import digest_of_file, write_json
 from vitcli.output.text import Verbatim, count_of, pairs
-from vitcli.weights.onnx import OnnxNetwork, data_files
+from vitcli.weights.onnx import data_files
+from vitcli.weights.production.program import ProgramNetwork
+from vitcli.weights.production.session import RUNTIMES
 
 NUM_IMAGES, MOST_SIDE, MOST_OUTPUTS = 20, 256, 100
 MOST_BYTES = 100_000_000
@@ -36,13 +38,13 @@ TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "int8": 5e-2, "int8-weights": 1e-4}
 
 
 def golden_path(path: Path) -> Path:
-    """Return where the golden file of an ONNX file is."""
+    """Return where the golden file of a program is."""
     return path.with_name(f"{path.stem}.golden.json")
 
 
 def write_golden(path: Path, split: Split, preprocessing: Preprocessing, *, precision: str) -> None:
-    """Write the golden file of an ONNX file: images evenly spread over a split, and what the file answers."""
-    network = OnnxNetwork(path)
+    """Write the golden file of a program: images evenly spread over a split, and what the file answers."""
+    network = ProgramNetwork(path)
     few, entries = evenly(split, NUM_IMAGES), []
     for row in range(len(few)):
         image_HWC = loader.read_example(few, row)[0]
@@ -72,21 +74,25 @@ def _kept(outputs_K: np.ndarray) -> np.ndarray:
     return np.sort(np.argsort(-np.abs(outputs_K), kind="stable")[:MOST_OUTPUTS])
 
 
-def check(path: str, *, runtime: str = "onnxruntime") -> dict[str, Any]:
-    """Run an ONNX file on the images of its golden file, and return how far its answers are from those.
+def check(path: str, *, runtime: str | None = None) -> dict[str, Any]:
+    """Run a program on the images of its golden file, and return how far its answers are from those.
 
     Args:
-        runtime: one of `session.SESSIONS`.
+        runtime: one of those of the suffix; None means the first.
 
     Raises:
         CheckFailed: they differ by more than the golden file allows, or name another class.
         DataError: there is no golden file, or it is damaged.
-        VitError: it is not an ONNX file.
+        VitError: it is no such file, or the runtime is for others.
     """
     began_at, file = time.perf_counter(), Path(path)
-    if file.suffix != ".onnx" or not file.is_file():
-        problem = "is not an .onnx file" if file.exists() else "does not exist"
+    runtimes = RUNTIMES.get(file.suffix, ())
+    if not runtimes or not file.is_file():
+        problem = f"is not an {' or '.join(RUNTIMES)} file" if file.exists() else "does not exist"
         raise VitError(f"{path} {problem}", where="--check", fix="name a file that vit export has written")
+    if (runtime := runtime or runtimes[0]) not in runtimes:
+        problem = f"{runtime} does not run {file.suffix} files"
+        raise VitError(problem, where="--runtime", fix="leave it out")
     golden, entries = _read(golden_path(file))
     num_bytes = sum(part.stat().st_size for part in (file, *data_files(file)))
     differences, others = [], []
@@ -161,7 +167,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[_Entry]]:
         raise DataError(
             f"there is no {path.name} beside the file",
             where=str(path.parent),
-            fix="copy it together with the .onnx file, or export again",
+            fix="copy it together with the file, or export again",
         )
     try:
         golden = parse_json(read_regular(path, most=MOST_BYTES))

@@ -1,7 +1,7 @@
-"""An ONNX file that runs in a process of its own, within limits of memory and time: such a file is a program.
+"""An .onnx or .pte file, which is a program, run in a process of its own, within limits of memory and time.
 
-A few bytes of it may take all memory, or run for ever. The process loads no torch and writes no file, and
-what its libraries print is dropped.
+A few bytes of it may take all memory, or run for ever. The process writes no file, loads torch for .pte files
+alone, and what its libraries print is dropped.
 """
 
 import json
@@ -16,7 +16,7 @@ import numpy as np
 
 from vitcli.distributed.launch import cpu_count, peak_memory_of
 from vitcli.errors import CheckFailed, VitError, is_out_of_memory, reason_of
-from vitcli.weights.production.session import SESSIONS, OnnxSession, OpenVinoSession, load_runtime
+from vitcli.weights.production.session import SESSIONS, OpenedFile, load_runtime
 
 # Memory is what the process may take besides its libraries: weights are read, copied and laid out anew.
 MEMORY_MB, MEMORY_PER_BYTE = 512, 4
@@ -40,7 +40,7 @@ class OnnxProcess:
     Raises:
         CheckFailed: the file is not accepted, cannot take an image, or needs more memory or time than a
             network of its size.
-        MachineError: onnxruntime is not installed.
+        MachineError: the runtime is not installed.
     """
 
     def __init__(self, path: Path, *, num_bytes: int, runtime: str = "onnxruntime"):
@@ -167,7 +167,7 @@ def answer_within(memory_mb: int, seconds: int, *, path: str, runtime: str) -> N
             raise
 
 
-def _open_within(memory_mb: int, seconds: int, path: Path, runtime: str) -> OnnxSession | OpenVinoSession:
+def _open_within(memory_mb: int, seconds: int, path: Path, runtime: str) -> OpenedFile:
     num_threads = min(cpu_count(), MOST_THREADS)
     try:
         import resource

@@ -33,7 +33,7 @@ from vitcli.training.objective import Mixing
 from vitcli.weights import licences
 from vitcli.weights.io import WeightsInfo, digest_of, read_description, read_weights
 from vitcli.weights.load import check_same_classes, keep_head, load
-from vitcli.weights.onnx import OnnxNetwork
+from vitcli.weights.production.program import ProgramNetwork
 from vitcli.weights.production.session import load_runtime
 
 WHERE = "recipe key distill.teacher"
@@ -216,7 +216,7 @@ class OnnxTeacher:
         self.name, path = name, Path(name)
         if not path.is_file():
             raise VitError(f"there is no file {name}", where=WHERE, fix="correct the path")
-        self._network = OnnxNetwork(path)
+        self._network = ProgramNetwork(path)
         self.digest = f"{digest_of_file(path).hex()}, onnxruntime {load_runtime('onnxruntime').__version__}"
         stored = self._network.opened.session.get_modelmeta().custom_metadata_map
         try:

@@ -20,13 +20,16 @@ from vitcli.weights.files import write_npz
 from vitcli.weights.io import FEATURE_STATISTICS, Weights, read_weights, write_weights, write_weights_file
 from vitcli.weights.licences import KEY, UNKNOWN
 from vitcli.weights.load import load
-from vitcli.weights.onnx import OnnxNetwork, write_onnx
-from vitcli.weights.production.program import ProgramForm
+from vitcli.weights.onnx import write_onnx
+from vitcli.weights.production.program import ProgramForm, ProgramNetwork
 from vitcli.weights.production.pt2 import Pt2Network, write_pt2
+from vitcli.weights.production.pte import write_pte
 
 # "timm" is a folder
-SUFFIXES = {"timm": "", "onnx": ".onnx", "pt2": ".pt2", "npz": ".npz", "safetensors": ".safetensors"}
-FROM_IMAGES = ("onnx", "pt2")  # with preprocessing inside
+SUFFIXES = {
+    "timm": "", "onnx": ".onnx", "pt2": ".pt2", "pte": ".pte", "npz": ".npz", "safetensors": ".safetensors",
+}  # fmt: skip
+FROM_IMAGES = ("onnx", "pt2", "pte")  # with preprocessing inside
 PAPER_NORM_EPS = Architecture.norm_eps  # and timm's
 OF_LABELS = ("target", "several_labels", "belief")  # of the metadata of weights: what their outputs mean
 
@@ -60,7 +63,9 @@ def check_supported(format: str, arch: Architecture) -> None:
     feature = unsupported_feature(format, arch)
     if not feature:
         return
-    others = (other for other in SUFFIXES if other != "pt2" and not unsupported_feature(other, arch))
+    others = (
+        each for each in SUFFIXES if each not in FROM_IMAGES[1:] and not unsupported_feature(each, arch)
+    )
     fix = f"export to {' or '.join(others)}"
     if arch.head_layers or (format == "timm" and arch.pre_logits):
         fix += ", or without the head (--no-head)"
@@ -160,7 +165,7 @@ def write(
             blocks = getattr(model, "blocks", None)
             heads = blocks[0].attn.num_heads if blocks else None
             write_official(path, state, heads=heads, names=names)
-        case "onnx" | "pt2":
+        case "onnx" | "pt2" | "pte":
             assert form, "of a file that takes images"
             stored = {"model": arch.name, "architecture": json.dumps(arch.as_dict())}
             stored |= {"input": form.input, "precision": form.precision}
@@ -174,7 +179,7 @@ def write(
             if format == "onnx":
                 write_onnx(path, model, form, stored, calibration, fp32)
             else:
-                write_pt2(path, model, form, stored)
+                (write_pt2 if format == "pt2" else write_pte)(path, model, form, stored)
 
 
 def read_back(format: str, path: Path, form: ProgramForm | None = None) -> nn.Module:
@@ -187,8 +192,8 @@ def read_back(format: str, path: Path, form: ProgramForm | None = None) -> nn.Mo
         match format:
             case "timm":
                 model = timm.create_model(f"local-dir:{path}", pretrained=True)
-            case "onnx":
-                model = OnnxNetwork(path)
+            case "onnx" | "pte":
+                model = ProgramNetwork(path)
             case "pt2":
                 assert form, "of a file that takes images"
                 model = Pt2Network(path, form)

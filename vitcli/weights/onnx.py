@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitcli.errors import VitError, reason_of
 from vitcli.output.atomic import digest_of_file
 from vitcli.weights.production.program import FromImages, ProgramForm, exporting
-from vitcli.weights.production.session import OnnxSession, not_installed
+from vitcli.weights.production.session import not_installed
 
 OPSET = 20
 FP32_LAYERS = "fp32_layers"  # of the metadata of a file in int8
@@ -107,29 +107,6 @@ def data_files(path: Path) -> list[Path]:
         return []
     name = re.compile(rf"{re.escape(path.name)}(\.[0-9a-f]{{16}})?\.data")
     return sorted(file for file in path.parent.glob("*.data") if name.fullmatch(file.name))
-
-
-class OnnxNetwork(nn.Module):
-    """Network of an ONNX file, run by onnxruntime on the CPU, with as many threads as torch.
-
-    A call maps images_BHWC, uint8, to float32 logits_BK, or features_BD.
-
-    Attributes:
-        opened: the session, whose errors it raises.
-        takes_any_size: of images; False if they must have the size of the network.
-    """
-
-    def __init__(self, path: Path):
-        super().__init__()
-        self.opened = OnnxSession(path, num_threads=torch.get_num_threads())
-        self.takes_any_size = isinstance(self.opened.input_shape[1], str)
-
-    def forward(self, images_BHWC: Tensor) -> Tensor:
-        return torch.from_numpy(self.opened.run(self.opened.output_name, images_BHWC.numpy()))
-
-    def answers(self, images_BHWC: Tensor) -> Tensor:
-        """Return what the network says of images, float32: probabilities_BK, number_B1 or features_BD."""
-        return torch.from_numpy(self.opened.run(self.opened.answer_name, images_BHWC.numpy()))
 
 
 def _exported(program: FromImages, form: ProgramForm) -> torch.onnx.ONNXProgram:

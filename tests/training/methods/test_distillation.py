@@ -33,7 +33,7 @@ from vitcli.training.objective import Mixing, softmax_xent, teacher_xent
 from vitcli.training.teacher import NetworkTeacher, OnnxTeacher
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
-from vitcli.weights.onnx import OnnxNetwork
+from vitcli.weights.production.program import ProgramNetwork
 
 RNG = np.random.default_rng(0)
 # Two parts a step, epochs that end inside one, mixing of both kinds.
@@ -278,9 +278,9 @@ def test_an_onnx_file_teaches_as_its_network_does(photos, plain_run, settings, t
     renamed = replace(train, class_names=("blue", "green"))
     with pytest.raises(WeightsError, match="does not predict the classes"):
         OnnxTeacher(str(file), renamed)
-    opened = OnnxNetwork(file)
+    opened = ProgramNetwork(file)
     opened.takes_any_size = True
-    monkeypatch.setattr(teacher, "OnnxNetwork", lambda path: opened)
+    monkeypatch.setattr(teacher, "ProgramNetwork", lambda path: opened)
     with pytest.raises(WeightsError, match="crops what it is given"):
         OnnxTeacher(str(file), train)
     monkeypatch.undo()

@@ -9,8 +9,8 @@ from torch import nn
 
 from vitcli.data.transforms import Preprocessing, to_model_range
 from vitcli.evaluation.calibration.scaling import Scaling
-from vitcli.weights.onnx import OnnxNetwork, write_onnx
-from vitcli.weights.production.program import FromImages, ProgramForm
+from vitcli.weights.onnx import write_onnx
+from vitcli.weights.production.program import FromImages, ProgramForm, ProgramNetwork
 from vitcli.weights.production.pt2 import Pt2Network, write_pt2
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -77,7 +77,7 @@ def test_an_onnx_file_makes_the_same_pixels_of_images_of_every_size(rule, tmp_pa
     form = ProgramForm(preprocessing_of(rule), "features")
     write_onnx(tmp_path / "net.onnx", nn.Identity(), form, {})
 
-    check_pixels(OnnxNetwork(tmp_path / "net.onnx"), form.preprocessing)
+    check_pixels(ProgramNetwork(tmp_path / "net.onnx"), form.preprocessing)
 
 
 GIVEN = torch.tensor([[1.0, -2.0, 0.5], [50.0, 49.0, -50.0]])
@@ -115,7 +115,7 @@ def test_outputs_follow_from_the_logits_as_the_kind_says(form, names, expected):
 def test_a_file_has_the_outputs_under_their_names(form, names, expected, tmp_path):
     pytest.importorskip("onnxscript")
     write_onnx(tmp_path / "net.onnx", Given(), form, {})
-    network = OnnxNetwork(tmp_path / "net.onnx")
+    network = ProgramNetwork(tmp_path / "net.onnx")
 
     images_BHWC = torch.zeros(2, 9, 7, 3, dtype=torch.uint8)
     assert tuple(each.name for each in network.opened.session.get_outputs()) == names

@@ -1,4 +1,4 @@
-"""What an .onnx or .pt2 file computes: preprocessing, network and probabilities in one module of torch.
+"""What an .onnx, .pt2 or .pte file computes: preprocessing, network and probabilities in one module of torch.
 
 The input is "images", in one of two forms; for any number B of them:
 
@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitcli.data.transforms import Preprocessing
 from vitcli.models.kernels import WrittenOut
+from vitcli.weights.production.session import RUNTIMES, SESSIONS
 
 INPUTS = ("images", "pixels")
 PRECISIONS = ("fp32", "fp16", "int8", "int8-weights")
@@ -112,6 +114,29 @@ class FromImages(nn.Module):
             case "number":
                 return outputs, outputs * self.form.std + self.form.mean
         return (outputs,)
+
+
+class ProgramNetwork(nn.Module):
+    """Network of an .onnx or .pte file, run on the CPU by its first runtime, with as many threads as torch.
+
+    A call maps images_BHWC, uint8, to float32 logits_BK, or features_BD.
+
+    Attributes:
+        opened: the session, whose errors it raises.
+        takes_any_size: of images; False if they must have the size of the network.
+    """
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.opened = SESSIONS[RUNTIMES[path.suffix][0]](path, num_threads=torch.get_num_threads())
+        self.takes_any_size = isinstance(self.opened.input_shape[1], str)
+
+    def forward(self, images_BHWC: Tensor) -> Tensor:
+        return torch.from_numpy(self.opened.run(self.opened.output_name, images_BHWC.numpy()))
+
+    def answers(self, images_BHWC: Tensor) -> Tensor:
+        """Return what the network says of images, float32: probabilities_BK, number_B1 or features_BD."""
+        return torch.from_numpy(self.opened.run(self.opened.answer_name, images_BHWC.numpy()))
 
 
 @contextmanager

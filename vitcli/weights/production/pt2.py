@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +20,18 @@ def write_pt2(path: Path, model: nn.Module, form: ProgramForm, metadata: dict[st
     Raises:
         VitError: torch.export does not support the network.
     """
-    axes = dict.fromkeys(form.axes, torch.export.Dim.AUTO)
+    program = exported(model, form, form.example(), dict.fromkeys(form.axes, torch.export.Dim.AUTO))
+    torch.export.save(program, path, extra_files={"vit.json": json.dumps(metadata)})
+
+
+def exported(
+    model: nn.Module, form: ProgramForm, example_BHWC: Tensor, axes: dict[int, Any]
+) -> torch.export.ExportedProgram:
+    """Return the program of torch.export, whose axes of the example are fixed but for `axes`."""
     try:
         with exporting():
-            program = torch.export.export(
-                FromImages(model, form).eval(), (form.example(),), dynamic_shapes=(axes,), strict=False
+            return torch.export.export(
+                FromImages(model, form).eval(), (example_BHWC,), dynamic_shapes=(axes,), strict=False
             )
     except Exception as error:  # torch.export's exceptions have no common type
         raise VitError(
@@ -31,7 +39,6 @@ def write_pt2(path: Path, model: nn.Module, form: ProgramForm, metadata: dict[st
             where=f"torch {torch.__version__}",
             fix="export to safetensors, timm or onnx, or try another version of torch",
         ) from error
-    torch.export.save(program, path, extra_files={"vit.json": json.dumps(metadata)})
 
 
 class Pt2Network(nn.Module):

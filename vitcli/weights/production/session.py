@@ -1,6 +1,10 @@
-"""An ONNX file opened by onnxruntime or OpenVINO, for images as they are. Loads no torch."""
+"""A file opened by onnxruntime, OpenVINO or ExecuTorch for images as they are; the last alone loads torch."""
 
+import json
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,21 @@ def load_runtime(name: str) -> Any:
     """Return the module of a runtime; OpenVINO's without its package for telemetry: nothing is sent."""
     if name == "openvino":
         sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-    return import_module(name)
+    with silenced():
+        return import_module("executorch.runtime" if name == "executorch" else name)
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Drop what libraries write to standard error, from C too, such as where they look for a processor."""
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w") as null, redirect_stderr(null):
+            os.dup2(null.fileno(), 2)
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 class OnnxSession:
@@ -96,9 +114,53 @@ class OpenVinoSession:
         return self.compiled({"images": images_BHWC})[name]
 
 
-SESSIONS = {"onnxruntime": OnnxSession, "openvino": OpenVinoSession}
+class ExecuTorchSession:
+    """Network of a .pte file run by ExecuTorch on the CPU, with the attributes and errors of `OnnxSession`.
+
+    Its memory is planned for one image, so that images pass one after the other. `about` has its metadata.
+    """
+
+    def __init__(self, path: Path, *, num_threads: int):
+        try:
+            executorch = load_runtime("executorch")
+            from executorch.extension.pybindings import portable_lib
+        except ImportError as error:
+            raise not_installed("executorch", error, what=".pte files", extra="executorch") from error
+        try:
+            with silenced():
+                portable_lib._unsafe_reset_threadpool(num_threads)
+                program = executorch.Runtime.get().load_program(path)
+                (about,) = program.load_method(ABOUT).execute([])
+                self.method, self.about = program.load_method("forward"), json.loads(about)
+                self.output_name, self.answer_name = (self.about["outputs"][at] for at in (0, -1))
+                self.input_shape = tuple(self.method.metadata.input_tensor_meta(0).sizes())
+        except Exception as error:  # its exceptions have no common type
+            raise CheckFailed(
+                f"ExecuTorch does not accept the file: {reason_of(error)}",
+                where=str(path),
+                fix="export the checkpoint again, or update executorch",
+            ) from error
+
+    def run(self, name: str, images_BHWC: np.ndarray) -> np.ndarray:
+        """Return an output for images, uint8."""
+        import torch
+
+        at, images_B1HWC = self.about["outputs"].index(name), torch.from_numpy(images_BHWC.copy())[:, None]
+        return np.concatenate([self.method.execute([image_1HWC])[at].numpy() for image_1HWC in images_B1HWC])
 
 
-def not_installed(name: str, error: ImportError, *, extra: str = "export") -> MachineError:
-    message = f"ONNX files need {name}, which cannot be imported: {reason_of(error)}"
+OpenedFile = OnnxSession | OpenVinoSession | ExecuTorchSession
+SESSIONS: dict[str, type[OpenedFile]] = {
+    "onnxruntime": OnnxSession,
+    "openvino": OpenVinoSession,
+    "executorch": ExecuTorchSession,
+}
+RUNTIMES = {".onnx": ("onnxruntime", "openvino"), ".pte": ("executorch",)}  # by suffix
+ABOUT = "about"  # the method of a .pte file that returns its metadata, in JSON
+
+
+def not_installed(
+    name: str, error: ImportError, *, what: str = "ONNX files", extra: str = "export"
+) -> MachineError:
+    message = f"{what} need {name}, which cannot be imported: {reason_of(error)}"
     return MachineError(message, where="this Python", fix=pip_install(f"vitcli[{extra}]"))

@@ -1,0 +1,74 @@
+"""`.pte` files: programs of ExecuTorch for phones and other devices, computed by XNNPACK."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitcli.errors import VitError, reason_of
+from vitcli.models.kernels import CUBIC, SLOPE
+from vitcli.weights.production.program import ProgramForm, exporting
+from vitcli.weights.production.pt2 import exported
+from vitcli.weights.production.session import ABOUT, load_runtime, not_installed, silenced
+
+
+def check_installed() -> None:
+    """Raise a MachineError with advice if ExecuTorch is missing."""
+    try:
+        load_runtime("executorch")
+    except ImportError as error:
+        raise not_installed("executorch", error, what=".pte files", extra="executorch") from error
+
+
+def write_pte(path: Path, model: nn.Module, form: ProgramForm, metadata: dict[str, str]) -> None:
+    """Write a network as a program of ExecuTorch for one image, pixels of the size of the network.
+
+    It takes no images of any size: ExecuTorch plans all memory before it runs, and fails here (1.5.1, "Cannot
+    evaluate a finite upper bound") on sizes that are computed from the image.
+
+    Args:
+        model: on the CPU, in evaluation mode.
+        metadata: what the method "about" returns, in JSON, with the names of the outputs.
+
+    Raises:
+        MachineError: ExecuTorch is not installed.
+        VitError: torch.export or ExecuTorch does not support the network.
+    """
+    check_installed()
+    program = exported(model, form, form.example()[:1], {})
+    about = json.dumps({**metadata, "outputs": form.output_names})
+    try:
+        with exporting(), silenced():
+            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+            from executorch.exir import to_edge_transform_and_lower
+
+            # XNNPACK would compute erf in the place of tanh: logits would be 1e-4 of the largest off.
+            aten = torch.ops.aten
+            table = {aten.gelu.default: _gelu, aten.std_mean.correction: _std_mean}
+            program = program.run_decompositions(table)
+            lowered = to_edge_transform_and_lower(
+                program, partitioner=[XnnpackPartitioner()], constant_methods={ABOUT: about}
+            )
+            path.write_bytes(lowered.to_executorch().buffer)
+    except OSError:
+        raise
+    except Exception as error:  # its exceptions have no common type
+        raise VitError(
+            f"ExecuTorch cannot lower this network: {reason_of(error)}",
+            where="--to pte",
+            fix="export to onnx, or try other versions of executorch and torch",
+        ) from error
+
+
+def _std_mean(x: Tensor, dim: Any, *, correction: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+    """Compute each alone; ExecuTorch has no function for both, as the weights of hybrids need."""
+    return torch.var(x, dim, correction=correction, keepdim=keepdim).sqrt(), torch.mean(
+        x, dim, keepdim=keepdim
+    )
+
+
+def _gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
+    """Return the tanh form of GELU, as a sigmoid; the exact one is left as it is."""
+    return x * torch.sigmoid(SLOPE * (x + CUBIC * x * x * x)) if approximate == "tanh" else NotImplemented
