@@ -44,10 +44,7 @@ def write_pte(path: Path, model: nn.Module, form: ProgramForm, metadata: dict[st
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import to_edge_transform_and_lower
 
-            # XNNPACK would compute erf in the place of tanh: logits would be 1e-4 of the largest off.
-            aten = torch.ops.aten
-            table = {aten.gelu.default: _gelu, aten.std_mean.correction: _std_mean}
-            program = program.run_decompositions(table)
+            program = program.run_decompositions(AS_EXECUTORCH_NEEDS_IT)
             lowered = to_edge_transform_and_lower(
                 program, partitioner=[XnnpackPartitioner()], constant_methods={ABOUT: about}
             )
@@ -64,11 +61,24 @@ def write_pte(path: Path, model: nn.Module, form: ProgramForm, metadata: dict[st
 
 def _std_mean(x: Tensor, dim: Any, *, correction: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     """Compute each alone; ExecuTorch has no function for both, as the weights of hybrids need."""
-    return torch.var(x, dim, correction=correction, keepdim=keepdim).sqrt(), torch.mean(
-        x, dim, keepdim=keepdim
-    )
+    variance = torch.var(x, dim, correction=correction, keepdim=keepdim)
+    return variance.sqrt(), torch.mean(x, dim, keepdim=keepdim)
+
+
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply the heads of attention as one batch: else ExecuTorch copies both first."""
+    if a.ndim != 4 or a.shape[:2] != b.shape[:2]:
+        return NotImplemented
+    return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
 
 
 def _gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
-    """Return the tanh form of GELU, as a sigmoid; the exact one is left as it is."""
+    """Return the tanh form of GELU; XNNPACK computes the exact one for both, and logits are 1e-4 off."""
     return x * torch.sigmoid(SLOPE * (x + CUBIC * x * x * x)) if approximate == "tanh" else NotImplemented
+
+
+AS_EXECUTORCH_NEEDS_IT = {
+    torch.ops.aten.gelu.default: _gelu,
+    torch.ops.aten.std_mean.correction: _std_mean,
+    torch.ops.aten.matmul.default: _matmul,
+}
