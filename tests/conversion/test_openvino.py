@@ -46,7 +46,7 @@ def test_openvino_gives_the_answers_of_onnxruntime(to_export, tmp_path, input): 
     pytest.importorskip("openvino")
     to_export(vit(), "out.onnx", input=input)
     path = tmp_path / "out.onnx"
-    ours, theirs = (kind(path, num_threads=1) for kind in session.SESSIONS.values())
+    ours, theirs = (session.SESSIONS[name](path, num_threads=1) for name in session.RUNTIMES[".onnx"])
 
     assert theirs.answer_name == ours.answer_name == "probabilities"
     assert [type(side) for side in theirs.input_shape] == [type(side) for side in ours.input_shape]
