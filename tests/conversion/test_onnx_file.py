@@ -244,8 +244,8 @@ def test_what_cannot_be_checked_is_refused(copied):
     (copied / "alone.onnx").write_bytes((copied / "net.onnx").read_bytes())
     for words, code, problem in [
         ((copied / "none.onnx",), 2, "does not exist"),
-        ((copied / "net.golden.json",), 2, "is not an .onnx file"),
-        ((copied,), 2, "is not an .onnx file"),
+        ((copied / "net.golden.json",), 2, "is not an .onnx or .pte file"),
+        ((copied,), 2, "is not an .onnx or .pte file"),
         ((copied / "alone.onnx",), 3, "there is no alone.golden.json"),
         ((copied / "text.onnx",), 8, "does not accept the file"),
     ]:

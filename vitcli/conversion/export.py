@@ -43,9 +43,8 @@ from vitcli.weights import formats, onnx
 from vitcli.weights.authors_npz import SPELLINGS
 from vitcli.weights.io import Weights, read_weights
 from vitcli.weights.load import load
-from vitcli.weights.production import pte
 from vitcli.weights.production.program import INPUTS, PRECISIONS, ProgramForm
-from vitcli.weights.production.session import RUNTIMES
+from vitcli.weights.production.session import RUNTIMES, load_runtime
 
 TOLERANCE = 1e-4  # of the largest output in fp32: a hybrid in timm is 5e-5 away, another GELU 7e-5 to 7e-4
 INPUT_TEXT = {
@@ -367,8 +366,10 @@ def check_target(options: ExportOptions, target: Path) -> str:
     beside = (golden.golden_path(target), *onnx.data_files(target)) if target.suffix in RUNTIMES else ()
     for file in (target, *beside):
         check_out(file, overwrite=overwrite, option="OUT", folder_error=VitError)
-    if check_installed := {"onnx": onnx.check_installed, "pte": pte.check_installed}.get(format):
-        check_installed()
+    if format == "onnx":
+        onnx.check_installed()
+    if format == "pte":
+        load_runtime("executorch")
     return format
 
 

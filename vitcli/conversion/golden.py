@@ -86,13 +86,7 @@ def check(path: str, *, runtime: str | None = None) -> dict[str, Any]:
         VitError: it is no such file, or the runtime is for others.
     """
     began_at, file = time.perf_counter(), Path(path)
-    runtimes = RUNTIMES.get(file.suffix, ())
-    if not runtimes or not file.is_file():
-        problem = f"is not an {' or '.join(RUNTIMES)} file" if file.exists() else "does not exist"
-        raise VitError(f"{path} {problem}", where="--check", fix="name a file that vit export has written")
-    if (runtime := runtime or runtimes[0]) not in runtimes:
-        problem = f"{runtime} does not run {file.suffix} files"
-        raise VitError(problem, where="--runtime", fix="leave it out")
+    runtime = _runtime_of(file, runtime)
     golden, entries = _read(golden_path(file))
     num_bytes = sum(part.stat().st_size for part in (file, *data_files(file)))
     differences, others = [], []
@@ -138,6 +132,18 @@ def check(path: str, *, runtime: str | None = None) -> dict[str, Any]:
         "elapsed_s": time.perf_counter() - began_at,
         "notes": [] if is_same else ["the file is not byte for byte the one that was exported"],
     }
+
+
+def _runtime_of(file: Path, runtime: str | None) -> str:
+    """Return the runtime of a check, or refuse it."""
+    runtimes = RUNTIMES.get(file.suffix, ())
+    if not runtimes or not file.is_file():
+        problem = f"is not an {' or '.join(RUNTIMES)} file" if file.exists() else "does not exist"
+        raise VitError(f"{file} {problem}", where="--check", fix="name a file that vit export has written")
+    if runtime not in (None, *runtimes):
+        problem = f"{runtime} does not run {file.suffix} files"
+        raise VitError(problem, where="--runtime", fix="leave it out")
+    return runtime or runtimes[0]
 
 
 def check_as_text(result: dict[str, Any]) -> str:

@@ -169,11 +169,10 @@ def answer_within(memory_mb: int, seconds: int, *, path: str, runtime: str) -> N
 
 def _open_within(memory_mb: int, seconds: int, path: Path, runtime: str) -> OpenedFile:
     num_threads = min(cpu_count(), MOST_THREADS)
+    load_runtime(runtime)  # before the limit, which is for what it does with the file
     try:
         import resource
-
-        load_runtime(runtime)  # before the limit, which is for what it does with the file
-    except ImportError:  # it is not installed, which the session tells; no limits outside Unix
+    except ImportError:  # no limits outside Unix
         return SESSIONS[runtime](path, num_threads=num_threads)
     limits = {resource.RLIMIT_CPU: seconds * num_threads, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
     if sys.platform == "linux":

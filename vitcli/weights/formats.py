@@ -22,8 +22,7 @@ from vitcli.weights.licences import KEY, UNKNOWN
 from vitcli.weights.load import load
 from vitcli.weights.onnx import write_onnx
 from vitcli.weights.production.program import ProgramForm, ProgramNetwork
-from vitcli.weights.production.pt2 import Pt2Network, write_pt2
-from vitcli.weights.production.pte import write_pte
+from vitcli.weights.production.torch_export import Pt2Network, write_pt2, write_pte
 
 # "timm" is a folder
 SUFFIXES = {

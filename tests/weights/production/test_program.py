@@ -11,7 +11,7 @@ from vitcli.data.transforms import Preprocessing, to_model_range
 from vitcli.evaluation.calibration.scaling import Scaling
 from vitcli.weights.onnx import write_onnx
 from vitcli.weights.production.program import FromImages, ProgramForm, ProgramNetwork
-from vitcli.weights.production.pt2 import Pt2Network, write_pt2
+from vitcli.weights.production.torch_export import Pt2Network, write_pt2
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZES = [(171, 233), (233, 171), (64, 64), (1, 1), (3, 400), (31, 30), (400, 500)]

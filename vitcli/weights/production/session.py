@@ -15,11 +15,18 @@ from vitcli.errors import CheckFailed, MachineError, pip_install, reason_of
 
 
 def load_runtime(name: str) -> Any:
-    """Return the module of a runtime; OpenVINO's without its package for telemetry: nothing is sent."""
+    """Return the module of a runtime, OpenVINO's without its package for telemetry: nothing is sent.
+
+    Raises:
+        MachineError: it is not installed.
+    """
     if name == "openvino":
         sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-    with silenced():
-        return import_module("executorch.runtime" if name == "executorch" else name)
+    try:
+        with silenced():
+            return import_module("executorch.runtime" if name == "executorch" else name)
+    except ImportError as error:
+        raise not_installed(name, error) from error
 
 
 @contextmanager
@@ -49,10 +56,7 @@ class OnnxSession:
     """
 
     def __init__(self, path: Path, *, num_threads: int):
-        try:
-            onnxruntime = load_runtime("onnxruntime")
-        except ImportError as error:
-            raise not_installed("onnxruntime", error) from error
+        onnxruntime = load_runtime("onnxruntime")
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # no warning for each operator that cannot be folded
         options.intra_op_num_threads = num_threads
@@ -90,10 +94,7 @@ class OpenVinoSession:
     """
 
     def __init__(self, path: Path, *, num_threads: int):
-        try:
-            openvino = load_runtime("openvino")
-        except ImportError as error:
-            raise not_installed("openvino", error, extra="openvino") from error
+        openvino = load_runtime("openvino")
         core = openvino.Core()
         settings = {"INFERENCE_NUM_THREADS": num_threads, "INFERENCE_PRECISION_HINT": "f32"}
         try:
@@ -121,11 +122,9 @@ class ExecuTorchSession:
     """
 
     def __init__(self, path: Path, *, num_threads: int):
-        try:
-            executorch = load_runtime("executorch")
-            from executorch.extension.pybindings import portable_lib
-        except ImportError as error:
-            raise not_installed("executorch", error, what=".pte files", extra="executorch") from error
+        executorch = load_runtime("executorch")
+        from executorch.extension.pybindings import portable_lib
+
         try:
             with silenced():
                 portable_lib._unsafe_reset_threadpool(num_threads)
@@ -159,8 +158,7 @@ RUNTIMES = {".onnx": ("onnxruntime", "openvino"), ".pte": ("executorch",)}  # by
 ABOUT = "about"  # the method of a .pte file that returns its metadata, in JSON
 
 
-def not_installed(
-    name: str, error: ImportError, *, what: str = "ONNX files", extra: str = "export"
-) -> MachineError:
-    message = f"{what} need {name}, which cannot be imported: {reason_of(error)}"
+def not_installed(name: str, error: ImportError) -> MachineError:
+    what, extra = {"openvino": ("ONNX", name), "executorch": (".pte", name)}.get(name, ("ONNX", "export"))
+    message = f"{what} files need {name}, which cannot be imported: {reason_of(error)}"
     return MachineError(message, where="this Python", fix=pip_install(f"vitcli[{extra}]"))

@@ -1,4 +1,7 @@
-"""`.pte` files: programs of ExecuTorch for phones and other devices, computed by XNNPACK."""
+"""`.pt2` files, for PyTorch and C++ without our code, and `.pte` files, for ExecuTorch on phones.
+
+Both are programs of torch.export that take images as they are.
+"""
 
 import json
 from pathlib import Path
@@ -9,17 +12,41 @@ from torch import Tensor, nn
 
 from vitcli.errors import VitError, reason_of
 from vitcli.models.kernels import CUBIC, SLOPE
-from vitcli.weights.production.program import ProgramForm, exporting
-from vitcli.weights.production.pt2 import exported
-from vitcli.weights.production.session import ABOUT, load_runtime, not_installed, silenced
+from vitcli.weights.production.program import FromImages, ProgramForm, exporting
+from vitcli.weights.production.session import ABOUT, load_runtime, silenced
 
 
-def check_installed() -> None:
-    """Raise a MachineError with advice if ExecuTorch is missing."""
-    try:
-        load_runtime("executorch")
-    except ImportError as error:
-        raise not_installed("executorch", error, what=".pte files", extra="executorch") from error
+def write_pt2(path: Path, model: nn.Module, form: ProgramForm, metadata: dict[str, str]) -> None:
+    """Write a network as a torch.export program; its metadata are the extra file "vit.json".
+
+    Args:
+        model: on the CPU, in evaluation mode.
+
+    Raises:
+        VitError: torch.export does not support the network.
+    """
+    program = _exported(model, form, form.example(), dict.fromkeys(form.axes, torch.export.Dim.AUTO))
+    torch.export.save(program, path, extra_files={"vit.json": json.dumps(metadata)})
+
+
+class Pt2Network(nn.Module):
+    """Network of a .pt2 file that was written by us just now: such files may hold pickles.
+
+    Attributes:
+        takes_any_size: of images.
+    """
+
+    def __init__(self, path: Path, form: ProgramForm):
+        super().__init__()
+        self.program, self.takes_any_size = torch.export.load(path).module(), form.input == "images"
+
+    def eval(self) -> "Pt2Network":
+        """Return self: a program is exported in evaluation mode, and has no other."""
+        return self
+
+    def forward(self, images_BHWC: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.program(images_BHWC)[0]
 
 
 def write_pte(path: Path, model: nn.Module, form: ProgramForm, metadata: dict[str, str]) -> None:
@@ -36,8 +63,8 @@ def write_pte(path: Path, model: nn.Module, form: ProgramForm, metadata: dict[st
         MachineError: ExecuTorch is not installed.
         VitError: torch.export or ExecuTorch does not support the network.
     """
-    check_installed()
-    program = exported(model, form, form.example()[:1], {})
+    load_runtime("executorch")
+    program = _exported(model, form, form.example()[:1], {})
     about = json.dumps({**metadata, "outputs": form.output_names})
     try:
         with exporting(), silenced():
@@ -56,6 +83,23 @@ def write_pte(path: Path, model: nn.Module, form: ProgramForm, metadata: dict[st
             f"ExecuTorch cannot lower this network: {reason_of(error)}",
             where="--to pte",
             fix="export to onnx, or try other versions of executorch and torch",
+        ) from error
+
+
+def _exported(
+    model: nn.Module, form: ProgramForm, example_BHWC: Tensor, axes: dict[int, Any]
+) -> torch.export.ExportedProgram:
+    """Return the program of torch.export, whose axes of the example are fixed but for `axes`."""
+    try:
+        with exporting():
+            return torch.export.export(
+                FromImages(model, form).eval(), (example_BHWC,), dynamic_shapes=(axes,), strict=False
+            )
+    except Exception as error:  # torch.export's exceptions have no common type
+        raise VitError(
+            f"torch cannot export this network: {reason_of(error).splitlines()[0][:200]}",
+            where=f"torch {torch.__version__}",
+            fix="export to safetensors, timm or onnx, or try another version of torch",
         ) from error
 
 
