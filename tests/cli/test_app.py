@@ -246,6 +246,7 @@ def test_a_first_try_is_answered_with_what_to_type(words, tmp_path, monkeypatch)
             "it holds photos\n  where: --ckpt\n  fix:   name one of its runs: --ckpt runs/",
         ),
         ("evaluate --ckpt photos.onnx", "photos.onnx is an exported graph"),
+        ("evaluate --ckpt photos.pte", "photos.pte is an exported graph"),
         ("evaluate --ckpt demo", "no data set is named"),
         ("evaluate --ckpt runs/photo", "did you mean 'runs/photos'?"),
         ("evaluate --ckpt dmeo --dataset demo", "did you mean 'demo'?"),

@@ -148,8 +148,8 @@ def check_local(path: Path) -> None:
     if path.is_dir():
         if not any((path / name).is_file() for name in FILE_NAMES):
             raise _no_weights_in(path)
-    elif path.suffix == ".onnx":
-        fix = "run it with onnxruntime, or name the run folder that it was exported from"
+    elif path.suffix in (".onnx", ".pt2", ".pte"):
+        fix = "run it with its runtime, or name the run folder that it was exported from"
         what = f"{path.name} is an exported graph, which holds no weights to load"
         raise WeightsError(what, where="", fix=fix)
     elif path.suffix not in FORMATS and not path.name.endswith(INDEX):

@@ -65,11 +65,8 @@ class OnnxSession:
                 str(path), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # onnxruntime's exceptions have no common type
-            raise CheckFailed(
-                f"onnxruntime {onnxruntime.__version__} does not accept the file: {reason_of(error)}",
-                where=str(path),
-                fix="update onnxruntime, or export to safetensors",
-            ) from error
+            fix = "update onnxruntime, or export to safetensors"
+            raise _refused(path, f"onnxruntime {onnxruntime.__version__}", error, fix=fix) from error
         inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
         is_ours = [each.name for each in inputs] == ["images"] and inputs[0].type == "tensor(uint8)"
         if not is_ours or len(inputs[0].shape) != 4:
@@ -101,11 +98,8 @@ class OpenVinoSession:
             self.compiled = core.compile_model(core.read_model(path), "CPU", settings)
             (images,) = self.compiled.inputs
         except Exception as error:  # its exceptions have no common type
-            raise CheckFailed(
-                f"OpenVINO {openvino.__version__} does not accept the file: {reason_of(error)}",
-                where=str(path),
-                fix="update openvino, or use --runtime onnxruntime",
-            ) from error
+            fix = "update openvino, or use --runtime onnxruntime"
+            raise _refused(path, f"OpenVINO {openvino.__version__}", error, fix=fix) from error
         shape = images.get_partial_shape()
         self.input_shape = tuple("?" if side.is_dynamic else side.get_length() for side in shape)
         self.output_name, self.answer_name = (self.compiled.outputs[at].any_name for at in (0, -1))
@@ -129,16 +123,15 @@ class ExecuTorchSession:
             with silenced():
                 portable_lib._unsafe_reset_threadpool(num_threads)
                 program = executorch.Runtime.get().load_program(path)
+                if ABOUT not in program.method_names:
+                    raise ValueError("it was not written by vit export")
                 (about,) = program.load_method(ABOUT).execute([])
                 self.method, self.about = program.load_method("forward"), json.loads(about)
                 self.output_name, self.answer_name = (self.about["outputs"][at] for at in (0, -1))
                 self.input_shape = tuple(self.method.metadata.input_tensor_meta(0).sizes())
         except Exception as error:  # its exceptions have no common type
-            raise CheckFailed(
-                f"ExecuTorch does not accept the file: {reason_of(error)}",
-                where=str(path),
-                fix="export the checkpoint again, or update executorch",
-            ) from error
+            fix = "export the checkpoint again, or update executorch"
+            raise _refused(path, "ExecuTorch", error, fix=fix) from error
 
     def run(self, name: str, images_BHWC: np.ndarray) -> np.ndarray:
         """Return an output for images, uint8."""
@@ -156,6 +149,10 @@ SESSIONS: dict[str, type[OpenedFile]] = {
 }
 RUNTIMES = {".onnx": ("onnxruntime", "openvino"), ".pte": ("executorch",)}  # by suffix
 ABOUT = "about"  # the method of a .pte file that returns its metadata, in JSON
+
+
+def _refused(path: Path, runtime: str, error: Exception, *, fix: str) -> CheckFailed:
+    return CheckFailed(f"{runtime} does not accept the file: {reason_of(error)}", where=str(path), fix=fix)
 
 
 def not_installed(name: str, error: ImportError) -> MachineError:
