@@ -259,7 +259,7 @@ def test_a_mistyped_path_is_answered_with_those_beside_it(words, says, tmp_path,
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/photos").mkdir(parents=True)
     (tmp_path / "My Photos").mkdir()
-    for name in ("runs/photos/model.safetensors", "photos.onnx"):
+    for name in ("runs/photos/model.safetensors", "photos.onnx", "photos.pte"):
         (tmp_path / name).touch()
 
     outcome = run(*(word.replace("\xa0", " ") for word in words.split(" ")))

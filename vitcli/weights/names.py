@@ -34,7 +34,8 @@ FORMATS = {
 INDEX = ".index.json"  # the end of the name of a list of shards
 WEIGHTS_NAMES = ("model.safetensors", "pytorch_model.bin")  # in a folder or repository
 FILE_NAMES = tuple(f"{name}{end}" for name in WEIGHTS_NAMES for end in ("", INDEX))
-ENDINGS = (*FORMATS, INDEX, ".onnx")  # of names that are paths
+GRAPHS = (".onnx", ".pt2", ".pte")  # which vit export writes and nothing reads as a --ckpt
+ENDINGS = (*FORMATS, INDEX, *GRAPHS)  # of names that are paths
 DEMO = "demo"
 FRESH = "random"  # untrained weights in the place of a checkpoint, where a command takes such
 HUB_PREFIXES = ("hf-hub:", "hf_hub:", "hf://", "hf:")
@@ -148,7 +149,7 @@ def check_local(path: Path) -> None:
     if path.is_dir():
         if not any((path / name).is_file() for name in FILE_NAMES):
             raise _no_weights_in(path)
-    elif path.suffix in (".onnx", ".pt2", ".pte"):
+    elif path.suffix in GRAPHS:
         fix = "run it with its runtime, or name the run folder that it was exported from"
         what = f"{path.name} is an exported graph, which holds no weights to load"
         raise WeightsError(what, where="", fix=fix)
