@@ -62,7 +62,7 @@ def test_executorch_gives_our_outputs_and_a_file_that_was_changed_is_refused(
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({}, "a .pte file resizes no images"),
+        ({}, "a .pte file does not resize images"),
         ({"input": "pixels", "precision": "fp16"}, "it is for ONNX files, and not for pte"),
     ],
     ids=["images", "fp16"],

@@ -342,7 +342,7 @@ def check_target(options: ExportOptions, target: Path) -> str:
     if wrong := [name for name in changed if name not in allowed]:
         raise VitError(f"it is for ONNX files, and not for {format}", where=wrong[0], fix="leave it out")
     if format == "pte" and options.input != "pixels":
-        problem = "a .pte file resizes no images: ExecuTorch plans its memory for one size"
+        problem = "a .pte file does not resize images: ExecuTorch plans memory for one size"
         raise VitError(problem, where="--input", fix="add --input pixels, and resize where you decode")
     if options.calibrate and options.precision != "int8":
         raise VitError("only int8 is calibrated", where="--calibrate", fix="add --precision int8")
