@@ -113,15 +113,13 @@ class ExecuTorchSession:
     """Network of a .pte file run by ExecuTorch on the CPU, with the attributes and errors of `OnnxSession`.
 
     Its memory is planned for one image, so that images pass one after the other. `about` has its metadata.
+    The number of threads is its own choice: nothing public sets it.
     """
 
     def __init__(self, path: Path, *, num_threads: int):
         executorch = load_runtime("executorch")
-        from executorch.extension.pybindings import portable_lib
-
         try:
             with silenced():
-                portable_lib._unsafe_reset_threadpool(num_threads)
                 program = executorch.Runtime.get().load_program(path)
                 if ABOUT not in program.method_names:
                     raise ValueError("it was not written by vit export")
