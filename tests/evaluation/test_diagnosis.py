@@ -32,7 +32,7 @@ def test_the_facts_of_a_hand_made_case(facts):
     assert worst == [("bee", 2, 4, 30), ("dog", 1, 2, 4), ("ant", 3, 4, 40)]
     assert facts["confused"][0] == {"class": "bee", "predicted": "ant", "count": 2}
     assert (facts["num_mistakes"], facts["num_sure_mistakes"]) == (4, 2)
-    assert [row["place"] for row in facts["surest_mistakes"]] == ["5.png", "3.png", "4.png"]
+    assert [row["place"] for row in facts["confident_mistakes"]] == ["5.png", "3.png", "4.png"]
     assert facts["train_counts"] == [4, 25, 40]
 
 

@@ -1,10 +1,13 @@
 """Progress: a bar in a terminal, a plain line every ten seconds elsewhere, and nothing with --quiet."""
 
+import sys
+
 import pytest
 
 from vitcli.evaluation.text import predictions_as_text
 from vitcli.output import progress as output_progress
 from vitcli.output.progress import Progress
+from vitcli.weights.production.session import silenced
 
 
 def test_quiet_and_other_processes_say_nothing(capsys):
@@ -99,3 +102,12 @@ def test_a_terminal_gets_a_bar_and_notes_above_it(capsys, monkeypatch):
     progress.end()
 
     assert "a note" in capsys.readouterr().err
+
+
+def test_with_standard_error_closed_nothing_is_noted_and_the_result_stays_alone(capfd, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    progress = Progress(quiet=False)
+    progress.note("a note")
+    with silenced():
+        assert not progress.is_terminal
+    assert capfd.readouterr().out == ""

@@ -202,7 +202,7 @@ def test_a_sweep_and_the_labels_to_check_are_told_whole_in_eighty_columns():
         for lr, top1 in ((0.003, 0.8), (0.01, 0.9))
     ]
     advice = [f"--set data.sampling=balanced, as classes have 10 to 5{n} training images" for n in range(2)]
-    facts = {"worst_classes": [], "surest_mistakes": [], "advice": advice}
+    facts = {"worst_classes": [], "confident_mistakes": [], "advice": advice}
     of_sweep = {"choices": choices, "chosen": {"optimizer.lr": 0.01}}
     of_sweep |= {"classes_not_held_out": ["a", "b"], "num_held_out_copies": 2}
 
@@ -231,7 +231,7 @@ def test_labels_that_could_not_be_judged_are_said_with_what_would_help(left_out_
 
 @pytest.mark.parametrize(("num_runs", "once"), [(1, ""), (3, " --runs 1")])
 def test_the_advice_to_take_folds_names_a_folder_of_their_own(num_runs, once):
-    facts = {"worst_classes": [], "surest_mistakes": [], "advice": ["--folds 5 scores all 47 images"]}
+    facts = {"worst_classes": [], "confident_mistakes": [], "advice": ["--folds 5 scores all 47 images"]}
     runs = [{"seed": seed, "top1": 0.8, "top5": 1.0, "loss": 0.5} for seed in range(num_runs)]
     lines = lines_of(as_text(summary(findings=facts, runs=runs), width=200))
 

@@ -83,7 +83,7 @@ def check(path: str, *, runtime: str | None = None) -> dict[str, Any]:
     Raises:
         CheckFailed: they differ by more than the golden file allows, or name another class.
         DataError: there is no golden file, or it is damaged.
-        VitError: it is no such file, or the runtime is for others.
+        VitError: another kind of file, or a runtime of other files.
     """
     began_at, file = time.perf_counter(), Path(path)
     runtime = _runtime_of(file, runtime)

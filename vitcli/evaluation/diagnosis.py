@@ -68,7 +68,7 @@ def findings(
         ],
         "num_mistakes": int(wrong.sum()),
         "num_sure_mistakes": int((predictions.confidences_N[wrong] >= SURE).sum()),
-        "surest_mistakes": [
+        "confident_mistakes": [
             {
                 "place": places[row],
                 "class": class_names[predictions.labels[row]],

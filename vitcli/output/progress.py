@@ -26,8 +26,8 @@ class Progress:
     def __init__(
         self, *, quiet: bool, verbose: bool = False, is_main: bool = True, noted: set[str] | None = None
     ):
-        self.is_silent, self.is_verbose = quiet or not is_main, verbose
-        self.is_terminal = sys.stderr.isatty()
+        self.is_silent, self.is_verbose = quiet or not is_main or sys.stderr is None, verbose
+        self.is_terminal = sys.stderr is not None and sys.stderr.isatty()
         self._bar = self._task = None
         self.title, self._total, self._last_plain = "", 0, time.monotonic()
         self.is_busy = False

@@ -254,7 +254,7 @@ def evaluations(collection: RunCollection, names: Names) -> list[Table]:
         )
         entries = [entry for record in records for entry in _evaluation_entries(record, names)]
         columns = arrange(entries, by_ckpt=True)
-        # Each result in a row of its own is no more than the table below says.
+        # With each result in a row of its own the table below says as much.
         if any(len([column for column in columns if row in column.cells]) > 1 for row in row_keys(columns)):
             tables = [crossed("evaluated", "Evaluated checkpoints", caption, columns)]
     # All numbers of each evaluation.

@@ -92,8 +92,8 @@ def _weak_places(summary: dict[str, Any]) -> list[tuple[str, str]]:
             f"{row['class']} {row['num_right']} of {row['num_examples']}" for row in facts["worst_classes"]
         )
         rows.append(("weakest", ", ".join(worst)))
-    if facts["surest_mistakes"]:
-        mistakes = [mistake | {"label": mistake["class"]} for mistake in facts["surest_mistakes"]]
+    if facts["confident_mistakes"]:
+        mistakes = [mistake | {"label": mistake["class"]} for mistake in facts["confident_mistakes"]]
         rows.append(("mistakes", mistakes_text(mistakes, facts["num_mistakes"], summary.get("dataset"))))
     return rows + _advice_rows(summary)[:ADVICE_SHOWN]
 
@@ -246,7 +246,7 @@ def _found(summary: dict[str, Any]) -> list[tuple[str, str]]:
             f"{row['class']} taken for {row['predicted']} {row['count']} x" for row in facts["confused"]
         )
         rows.append(("confused", ", ".join(pairs_of)))
-    for number, row in enumerate(facts["surest_mistakes"]):
+    for number, row in enumerate(facts["confident_mistakes"]):
         name, place = "" if number else "mistakes", within(row["place"], summary.get("dataset"))
         about = f"{row['class']} taken for {row['predicted']}, {row['probability']:.0%}"
         rows.append((name, Verbatim(f"{place}  ({about})")))

@@ -62,9 +62,7 @@ def check_supported(format: str, arch: Architecture) -> None:
     feature = unsupported_feature(format, arch)
     if not feature:
         return
-    others = (
-        each for each in SUFFIXES if each not in FROM_IMAGES[1:] and not unsupported_feature(each, arch)
-    )
+    others = (each for each in ("timm", "onnx", "npz", "safetensors") if not unsupported_feature(each, arch))
     fix = f"export to {' or '.join(others)}"
     if arch.head_layers or (format == "timm" and arch.pre_logits):
         fix += ", or without the head (--no-head)"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Logits = TypeVar("Logits", np.ndarray, "Tensor")
 
-MOST_SCALE, LEAST_SCALE = 1e3, 1e-3  # where scores are no better than chance the best scale is 0
+MOST_SCALE, LEAST_SCALE = 1e3, 1e-3  # of scores at chance level the best scale is 0
 DIGITS = 6  # of stored numbers: fewer than NumPy's sums agree in on other numbers of threads
 CERTAIN = 2.58  # standard errors: as far from 0 as 1 % of samples are by chance
 

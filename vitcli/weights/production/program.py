@@ -117,7 +117,7 @@ class FromImages(nn.Module):
 
 
 class ProgramNetwork(nn.Module):
-    """Network of an .onnx or .pte file, run on the CPU by its first runtime, with as many threads as torch.
+    """Network of an .onnx or .pte file, run on the CPU by its first runtime; onnxruntime has torch's threads.
 
     A call maps images_BHWC, uint8, to float32 logits_BK, or features_BD.
 

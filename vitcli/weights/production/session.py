@@ -32,6 +32,9 @@ def load_runtime(name: str) -> Any:
 @contextmanager
 def silenced() -> Iterator[None]:
     """Drop what libraries write to standard error, from C too, such as where they look for a processor."""
+    if sys.stderr is None:  # closed, so that 2 may be the number of another file
+        yield
+        return
     kept = os.dup(2)
     try:
         with open(os.devnull, "w") as null, redirect_stderr(null):
